@@ -1,0 +1,63 @@
+"""Clipping of cotangents: identity in the forward pass, a bounded norm in the backward pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from clipless.nn._base import positive
+
+
+class ClipGradient(nn.Module):
+    """Leave activations alone and clip every example's cotangent to norm `norm`.
+
+    What flows to earlier layers is a descent direction rather than a gradient, bounded per example
+    whatever follows; entries that are not finite become zeros. `norm` refers to the loss of ONE
+    example. When the backward pass starts from a loss in which every example is weighted by a
+    factor (1 / b for an average over b examples), set `loss_scale` to that factor: thresholds are
+    compared before the division.
+    """
+
+    def __init__(self, norm: float, *, loss_scale: float = 1.0) -> None:
+        super().__init__()
+        self.norm = positive("norm", norm)
+        self.loss_scale = positive("loss_scale", loss_scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, ...) -> the same values."""
+        return clip_cotangent(x, self.norm * self.loss_scale)
+
+    def to_torch(self) -> nn.Module:
+        """Return the identity: a deployed model has no backward pass."""
+        return nn.Identity()
+
+    def extra_repr(self) -> str:
+        """The arguments, for printing."""
+        return f"norm={self.norm:g}"
+
+
+def clip_cotangent(x: Tensor, norm: float) -> Tensor:
+    """Return `x`; in the backward pass make each example's cotangent finite, of norm <= `norm`."""
+    clipped: Tensor = _ClipCotangent.apply(x, norm)
+    return clipped
+
+
+class _ClipCotangent(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, norm: float) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        ctx.norm = inputs[1]
+
+    @staticmethod
+    def backward(ctx, cotangent: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
+        finite = torch.nan_to_num(cotangent, nan=0.0, posinf=0.0, neginf=0.0)
+        flat = finite.flatten(1)
+        length = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+        # An overflowing norm gives a factor of zero: bounded all the same.
+        clipped = flat * (ctx.norm / length.clamp_min(ctx.norm))
+        return clipped.view_as(cotangent), None

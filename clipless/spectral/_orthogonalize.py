@@ -1,0 +1,93 @@
+"""Maps of weights towards a constraint set. They propose; the certificates decide."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# The cubic step sends singular values in [0, sqrt(3)] into [0, 1] without changing their sign.
+_SAFE_NORM = math.sqrt(3.0)
+# Without a look at the values (on a GPU) this many steps restore a weight that a step has moved.
+_BLIND_ITERATIONS = 8
+_MOST_ITERATIONS = 60
+
+
+def orthogonalize(matrices: Tensor, *, iterations: int | None = None) -> Tensor:
+    """Return the nearest (semi-)orthogonal matrices, by Newton-Schulz steps from `matrices`.
+
+    Each step is `W <- 1.5 W - 0.5 W W^T W`. Since successive training steps move weights little,
+    the weights themselves are the warm start and two to four steps suffice.
+
+    Args:
+        matrices: (..., rows, columns), float32 or float64.
+        iterations: number of steps; by default as many as it takes on the CPU, and a fixed number
+            on other devices, where looking at the residual would stall.
+
+    Returns:
+        Matrices of the same shape whose nonzero singular values are close to 1. How close is for
+        a certificate to say: nothing may rely on convergence. Zero directions stay zero.
+    """
+    rows, columns = matrices.shape[-2:]
+    if rows > columns:
+        return orthogonalize(matrices.mT, iterations=iterations).mT
+    watch = iterations is None and matrices.device.type == "cpu"
+    steps = iterations if iterations is not None else (_MOST_ITERATIONS if watch else _BLIND_ITERATIONS)
+    current = _scale_into_reach(matrices)
+    identity = torch.eye(rows, dtype=matrices.dtype, device=matrices.device)
+    previous = math.inf
+    for _ in range(steps):
+        residual = identity - current @ current.mT
+        if watch:
+            size = float(torch.linalg.vector_norm(residual, dim=(-2, -1)).max())
+            # Quadratic convergence: once the residual is small, the next step ends at rounding.
+            if not size < previous or size < 1e-7 * rows:
+                break
+            # Zero directions keep the residual at one each; it then stops decreasing.
+            previous = size * (1 - 1e-6)
+        current = current + 0.5 * (residual @ current)
+    return current
+
+
+def _scale_into_reach(matrices: Tensor) -> Tensor:
+    """Divide by a crude upper bound of the norm where the norm may exceed sqrt(3).
+
+    Near-orthogonal weights are left as they are, which is what makes the warm start warm.
+    """
+    entry = matrices.abs().amax(dim=(-2, -1), keepdim=True)
+    entry = torch.where(entry > 0, entry, torch.ones_like(entry))
+    # Entries beyond this range would overflow or vanish when squared; others are untouched.
+    extreme = (entry > 1e3) | (entry < 1e-6)
+    matrices = torch.where(extreme, matrices / entry, matrices)
+    gram = matrices @ matrices.mT
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    deviation = gram - identity
+    square = torch.minimum(
+        torch.linalg.vector_norm(gram @ gram, dim=(-2, -1), keepdim=True).sqrt(),
+        1 + torch.linalg.vector_norm(deviation @ deviation, dim=(-2, -1), keepdim=True).sqrt(),
+    )
+    bound = torch.sqrt(square)
+    # Tiny weights are enlarged: small singular values grow only by half a step.
+    small = (bound < 0.5) & (bound > 0)
+    factor = torch.where(small | (bound > _SAFE_NORM), _SAFE_NORM * 0.98 / bound, 1.0)
+    factor = torch.where(bound > 0, factor, torch.ones_like(factor))
+    return matrices * factor
+
+
+def clip_singular_values(matrices: Tensor, *, radius: float = 1.0) -> Tensor:
+    """Return the nearest matrices with singular values at most `radius` (up to rounding).
+
+    This is the Euclidean projection onto the spectral ball, through the eigenvectors of the
+    smaller Gram matrix in double precision.
+    """
+    rows, columns = matrices.shape[-2:]
+    if rows > columns:
+        return clip_singular_values(matrices.mT, radius=radius).mT
+    wide = matrices.to(torch.float64)
+    eigenvalues, vectors = torch.linalg.eigh(wide @ wide.mT)
+    singular = eigenvalues.clamp_min(0).sqrt()
+    shrink = radius / singular.clamp_min(radius)
+    # W - V diag(1 - shrink) V^T W: exact where nothing needs clipping.
+    correction = (vectors * (1 - shrink)[..., None, :]) @ (vectors.mT @ wide)
+    return (wide - correction).to(matrices.dtype)
