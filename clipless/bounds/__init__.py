@@ -1,0 +1,18 @@
+"""Backpropagation for bounds: the rule table, the walk over a traced model, the report."""
+
+from clipless.bounds import _arithmetic_rules, _layer_rules, _module_rules  # noqa: F401  (fill the table)
+from clipless.bounds._report import NodeBound, ParameterBound, SensitivityReport
+from clipless.bounds._rule import Bound, Signal, Site, register, unregister
+from clipless.bounds._sensitivity import sensitivity
+
+__all__ = [
+    "sensitivity",
+    "SensitivityReport",
+    "NodeBound",
+    "ParameterBound",
+    "register",
+    "unregister",
+    "Bound",
+    "Signal",
+    "Site",
+]

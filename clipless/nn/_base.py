@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,19 +29,12 @@ class ConstrainedModule(nn.Module):
     @torch.no_grad()
     def project(self) -> None:
         """Restore all constraints in place. This is post-processing: it reads no data."""
-        _project_all(self._constrained())
+        _project_all(list(self._constrained()))
 
-    @torch.no_grad()
     def certificates(self) -> dict[str, Certificate]:
-        """Return a proved upper bound of every constrained parameter's norm."""
-        return {
-            name: Certificate(
-                bound=float(constraint.bound(_parameter(self, name).detach()[None])[0]),
-                radius=constraint.radius,
-                method=constraint.method,
-            )
-            for name, constraint in self.constraints().items()
-        }
+        """Return a proved upper bound of every constrained parameter's norm, by name."""
+        names = list(self.constraints())
+        return dict(zip(names, _certify_all(list(self._constrained())), strict=True))
 
     def certificate(self) -> Certificate:
         """Return the certificate of the weight: a proved bound of the layer's operator norm.
@@ -98,7 +91,9 @@ def project(model: nn.Module) -> None:
         >>> layer.certificate().holds
         True
     """
-    _project_all(pair for _, module in constrained_modules(model) for pair in module._constrained())
+    _project_all(
+        [pair for _, module in constrained_modules(model) for pair in module._constrained()]
+    )
 
 
 def certify(model: nn.Module) -> dict[str, Certificate]:
@@ -107,35 +102,51 @@ def certify(model: nn.Module) -> dict[str, Certificate]:
     Raises:
         ConstraintError: a weight is not proved to lie in its set. It names the parameter.
     """
-    found = {}
+    names, pairs = [], []
     for path, module in constrained_modules(model):
-        for name, certificate in module.certificates().items():
-            full = f"{path}.{name}" if path else name
-            if not certificate.holds:
-                raise ConstraintError(
-                    f"{full} ({type(module).__name__}) has certified norm {certificate.bound:.6g}, "
-                    f"outside its constraint of {certificate.radius:g}. The bounds are proved for "
-                    "weights inside it: call clipless.nn.project(model) after loading or editing "
-                    "weights, or after converting their dtype."
-                )
-            found[full] = certificate
+        names += [f"{path}.{name}" if path else name for name in module.constraints()]
+        pairs += list(module._constrained())
+    found = dict(zip(names, _certify_all(pairs), strict=True))
+    for name, certificate in found.items():
+        if not certificate.holds:
+            raise ConstraintError(
+                f"{name} has certified norm {certificate.bound:.6g}, outside its constraint of "
+                f"{certificate.radius:g}. The bounds are proved for weights inside it: call "
+                "clipless.nn.project(model) after loading or editing weights, or after "
+                "converting their dtype."
+            )
     return found
 
 
-def _project_all(pairs: Iterable[tuple[nn.Parameter, Constraint]]) -> None:
-    """Project parameters grouped by constraint, shape, dtype and device: one batch a group."""
-    groups: defaultdict[object, list[Tensor]] = defaultdict(list)
-    seen: set[tuple[int, Constraint]] = set()
-    for parameter, constraint in pairs:
-        if (id(parameter), constraint) in seen:
-            continue
-        seen.add((id(parameter), constraint))
-        key = (constraint, parameter.shape, parameter.dtype, parameter.device)
-        groups[key].append(parameter)
-    for key, parameters in groups.items():
-        constraint = key[0]  # type: ignore[index]
-        projected = constraint.project(torch.stack(parameters))
+def _project_all(pairs: Sequence[tuple[nn.Parameter, Constraint]]) -> None:
+    for constraint, members in _groups(pairs).items():
+        parameters: list[Tensor] = [pairs[index][0] for index in members]
+        projected = constraint[0].project(torch.stack(parameters))
         torch._foreach_copy_(parameters, list(projected.unbind()))
+
+
+@torch.no_grad()
+def _certify_all(pairs: Sequence[tuple[nn.Parameter, Constraint]]) -> list[Certificate]:
+    bounds = [0.0] * len(pairs)
+    for constraint, members in _groups(pairs).items():
+        stacked = torch.stack([pairs[index][0].detach() for index in members])
+        for index, bound in zip(members, constraint[0].bound(stacked).tolist(), strict=True):
+            bounds[index] = bound
+    return [
+        Certificate(bound=bound, radius=constraint.radius, method=constraint.method)
+        for bound, (_, constraint) in zip(bounds, pairs, strict=True)
+    ]
+
+
+_Group = tuple[Constraint, torch.Size, torch.dtype, torch.device]
+
+
+def _groups(pairs: Sequence[tuple[nn.Parameter, Constraint]]) -> dict[_Group, list[int]]:
+    """Group parameters by constraint, shape, dtype and device: each group is one batch."""
+    groups: defaultdict[_Group, list[int]] = defaultdict(list)
+    for index, (parameter, constraint) in enumerate(pairs):
+        groups[constraint, parameter.shape, parameter.dtype, parameter.device].append(index)
+    return groups
 
 
 def _parameter(module: nn.Module, name: str) -> nn.Parameter:

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clipless.nn._base import AffineModule, positive
-from clipless.spectral import Constraint, ConvolutionBall, Orthogonal, SpectralBall, patch_multiplicity
+from clipless.spectral import (
+    Constraint,
+    ConvolutionBall,
+    Orthogonal,
+    SpectralBall,
+    patch_multiplicity,
+)
 
 Size = int | Sequence[int]
 
@@ -150,7 +156,7 @@ class _SpectralConv(AffineModule):
             )
         if any(sum(pair) != total for pair, total in zip(resolved, totals, strict=True)):
             raise ValueError(
-                'circular padding is sound only with a total of dilation * (kernel_size - 1) on '
+                "circular padding is sound only with a total of dilation * (kernel_size - 1) on "
                 f'every axis, {tuple(totals)} here: use padding="same"'
             )
         return resolved
@@ -160,7 +166,7 @@ class _SpectralConv(AffineModule):
         return [amount for pair in reversed(self.padding) for amount in pair]
 
     def to_torch(self) -> nn.Module:
-        """Return an `nn.Conv` with the scale folded into its kernel (after an explicit pad if needed)."""
+        """Return a torch convolution with the scale in its kernel, behind a pad where needed."""
         symmetric = all(before == after for before, after in self.padding)
         plain = (nn.Conv1d if self.axes == 1 else nn.Conv2d)(
             self.in_channels,

@@ -38,7 +38,7 @@ class ClipGradient(nn.Module):
 
 def clip_cotangent(x: Tensor, norm: float) -> Tensor:
     """Return `x`; in the backward pass make each example's cotangent finite, of norm <= `norm`."""
-    clipped: Tensor = _ClipCotangent.apply(x, norm)
+    clipped: Tensor = _ClipCotangent.apply(x, norm)  # type: ignore[no-untyped-call]
     return clipped
 
 

@@ -29,7 +29,9 @@ class _WindowPool(nn.Module):
         self.stride = self._per_axis("stride", kernel_size if stride is None else stride, least=1)
         self.padding = self._per_axis("padding", padding, least=0)
         if any(2 * p > k for p, k in zip(self.padding, self.kernel_size, strict=True)):
-            raise ValueError(f"padding {self.padding} exceeds half of kernel_size {self.kernel_size}")
+            raise ValueError(
+                f"padding {self.padding} exceeds half of kernel_size {self.kernel_size}"
+            )
 
     @property
     def window(self) -> int:

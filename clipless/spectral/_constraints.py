@@ -161,7 +161,7 @@ class ConvolutionBall:
         return torch.minimum(reshaped * self.multiplicity**0.5, fourier) * self.scale
 
     def project(self, weights: Tensor) -> Tensor:
-        """Orthogonalise the reshaped kernel if asked to, and fill the ball up to the certificate."""
+        """Orthogonalise the reshaped kernel if asked to, then fill the ball to its certificate."""
         proposal = _working_copy(weights)
         if self.orthogonal:
             matrices = _MatrixConstraint(self.radius, self.groups)._matrices(proposal)

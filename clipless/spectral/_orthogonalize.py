@@ -33,7 +33,9 @@ def orthogonalize(matrices: Tensor, *, iterations: int | None = None) -> Tensor:
     if rows > columns:
         return orthogonalize(matrices.mT, iterations=iterations).mT
     watch = iterations is None and matrices.device.type == "cpu"
-    steps = iterations if iterations is not None else (_MOST_ITERATIONS if watch else _BLIND_ITERATIONS)
+    steps = (
+        iterations if iterations is not None else (_MOST_ITERATIONS if watch else _BLIND_ITERATIONS)
+    )
     current = _scale_into_reach(matrices)
     identity = torch.eye(rows, dtype=matrices.dtype, device=matrices.device)
     previous = math.inf

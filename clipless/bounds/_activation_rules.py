@@ -1,0 +1,102 @@
+"""Rules of elementwise activation functions.
+
+Signatures follow torch's own, so that positional and keyword arguments land where they should.
+X bounds the norm of the input.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import torch
+from torch.nn import functional as F
+
+from clipless.bounds._rule import Bound, Signal, Site, register
+
+
+def refuse_inplace(site: Site, inplace: bool) -> None:
+    """Refuse operations that overwrite their input: another consumer would see the new values."""
+    if inplace:
+        site.refuse("it overwrites its input, which the trace cannot follow. Use inplace=False.")
+
+
+@register(torch.relu, F.relu, "relu")
+def relu(site: Site, x: Signal, inplace: bool = False) -> Bound:
+    """max(0, x): l = 1, output X."""
+    refuse_inplace(site, inplace)
+    return Bound(lipschitz=1.0, output=x.norm)
+
+
+@register(torch.abs, torch.absolute, operator.abs, abs, "abs", "absolute")
+def absolute(site: Site, x: Signal) -> Bound:
+    """|x|: l = 1, output X."""
+    return Bound(lipschitz=1.0, output=x.norm)
+
+
+@register(F.leaky_relu)
+def leaky_relu(site: Site, x: Signal, negative_slope: float = 0.01, inplace: bool = False) -> Bound:
+    """Slope a below zero: l = max(1, |a|), output l X."""
+    refuse_inplace(site, inplace)
+    lipschitz = max(1.0, abs(negative_slope))
+    return Bound(lipschitz=lipschitz, output=lipschitz * x.norm)
+
+
+@register(torch.tanh, F.tanh, "tanh")
+def tanh(site: Site, x: Signal) -> Bound:
+    """l = 1, output min(X, sqrt(n))."""
+    return Bound(lipschitz=1.0, output=min(x.norm, math.sqrt(x.size)))
+
+
+@register(torch.sigmoid, F.sigmoid, "sigmoid")
+def sigmoid(site: Site, x: Signal) -> Bound:
+    """l = 1/4; it maps 0 to 1/2, so the output is at most min(sqrt(n), sqrt(n)/2 + X/4)."""
+    root = math.sqrt(x.size)
+    return Bound(lipschitz=0.25, output=min(root, root / 2 + x.norm / 4))
+
+
+@register(F.softplus)
+def softplus(site: Site, x: Signal, beta: float = 1.0, threshold: float = 20.0) -> Bound:
+    """log(1 + exp(beta x)) / beta: l = 1, output X + sqrt(n) log(2)/beta, its value at zero."""
+    if not beta > 0:
+        site.refuse(f"softplus needs beta > 0, got {beta}.")
+    # Beyond the threshold torch returns x itself, which is below softplus by at most
+    # log(1 + exp(-threshold)) / beta: covered for any threshold at or above zero.
+    if not threshold >= 0:
+        site.refuse(f"softplus needs threshold >= 0, got {threshold}.")
+    return Bound(lipschitz=1.0, output=x.norm + math.sqrt(x.size) * math.log(2.0) / beta)
+
+
+@register(F.elu)
+def elu(site: Site, x: Signal, alpha: float = 1.0, inplace: bool = False) -> Bound:
+    """alpha (exp(x) - 1) below zero: l = max(1, |alpha|), output l X."""
+    refuse_inplace(site, inplace)
+    lipschitz = max(1.0, abs(alpha))
+    return Bound(lipschitz=lipschitz, output=lipschitz * x.norm)
+
+
+@register(F.gelu)
+def gelu(site: Site, x: Signal, approximate: str = "none") -> Bound:
+    """x Phi(x), or its tanh approximation: l = 1.1291 (largest derivative), output X."""
+    return Bound(lipschitz=1.1291, output=x.norm)
+
+
+@register(F.silu)
+def silu(site: Site, x: Signal, inplace: bool = False) -> Bound:
+    """x sigmoid(x): l = 1.0999 (largest derivative), output X."""
+    refuse_inplace(site, inplace)
+    return Bound(lipschitz=1.0999, output=x.norm)
+
+
+@register(F.dropout, torch.dropout)
+def dropout(
+    site: Site, x: Signal, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Bound:
+    """Zeroes entries and scales the rest by 1 / (1 - p): l = 1 / (1 - p), output X / (1 - p).
+
+    The same bound is used in evaluation mode, where dropout is the identity.
+    """
+    refuse_inplace(site, inplace)
+    if not 0 <= p < 1:
+        site.refuse(f"dropout needs 0 <= p < 1, got {p}.")
+    return Bound(lipschitz=1 / (1 - p), output=x.norm / (1 - p))

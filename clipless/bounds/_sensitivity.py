@@ -1,0 +1,191 @@
+"""The entry point: from a model, a loss and an input shape to a sensitivity report."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from clipless.bounds import _trace, _walk
+from clipless.bounds._report import NodeBound, ParameterBound, SensitivityReport
+from clipless.errors import UnboundedSensitivityError
+from clipless.losses import Loss
+from clipless.nn import certify
+
+Shape = Sequence[int] | Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class _Traced:
+    key: tuple[Any, ...]
+    model: _trace.TracedModel
+
+
+# The latest graph of every live model; a step that changes no structure finds it again.
+_traced_models: WeakKeyDictionary[nn.Module, _Traced] = WeakKeyDictionary()
+
+
+def sensitivity(
+    model: nn.Module,
+    *,
+    loss: Loss | float,
+    input_shape: Shape,
+    input_norm: float | Sequence[float] | None = None,
+) -> SensitivityReport:
+    """Prove how large one example's gradient can be, for every parameter of `model`.
+
+    The cost does not depend on any batch size, and a model is traced once for as long as its
+    structure stays the same.
+
+    Args:
+        model: any module whose operations have rules; see `clipless.bounds.register`.
+        loss: a loss of `clipless.losses`, or the Lipschitz constant of another per-example loss.
+        input_shape: shape of one example, without the batch axis; for a model with several inputs,
+            a sequence of shapes.
+        input_norm: a bound of the norm of every input that is already guaranteed elsewhere. By
+            default inputs are unbounded and the model has to begin with an input guard,
+            `clipless.nn.BoundedInput`.
+
+    Raises:
+        UnsupportedOperationError: an operation has no rule, or mixes examples.
+        UnboundedSensitivityError: a gradient has no finite bound.
+        ConstraintError: a weight lies outside its constraint set.
+
+    Example:
+        >>> model = torch.nn.Sequential(
+        ...     clipless.nn.BoundedInput(1.0), clipless.nn.SpectralLinear(8, 2))
+        >>> report = sensitivity(model, loss=clipless.losses.CrossEntropy(), input_shape=(8,))
+        >>> round(report.gradient_bounds["1.weight"], 4)
+        1.4142
+    """
+    model = unwrap(model)
+    shapes = _input_shapes(input_shape)
+    traced = _traced(model, shapes)
+    passed = _walk.forward(traced, model, _input_norms(input_norm, len(shapes)))
+    certificates = certify(model)
+    constant = _loss_constant(loss, passed.output_signal.shape)
+    back = _walk.backward(passed, constant)
+    names = {id(p): name for name, p in model.named_parameters()}
+
+    gradient: defaultdict[str, float] = defaultdict(float)
+    uses: defaultdict[str, int] = defaultdict(int)
+    jacobians: defaultdict[_walk.Step, dict[str, float]] = defaultdict(dict)
+    for step, own_name, jacobian, bound in back.contributions:
+        name = names[id(step.site.module.get_parameter(own_name))]
+        gradient[name] += bound
+        uses[name] += 1
+        jacobians[step][name] = jacobian
+        if not math.isfinite(bound) and model.get_parameter(name).requires_grad:
+            raise UnboundedSensitivityError(_unbounded(step, name))
+
+    return SensitivityReport(
+        nodes=tuple(
+            NodeBound(
+                name=str(step.node.target) if step.site.called is not None else step.node.name,
+                operation=_operation(step),
+                output_shape=step.site.output_shape,
+                input_bounds=step.input_norms,
+                lipschitz=step.lipschitz,
+                output_bound=step.bound.output,
+                cotangent_bound=back.cotangents.get(step.node, 0.0),
+                jacobians=jacobians[step],
+            )
+            for step in passed.steps
+        ),
+        parameters=tuple(
+            ParameterBound(
+                name=name,
+                shape=tuple(parameter.shape),
+                gradient_bound=gradient[name],
+                uses=uses[name],
+                trainable=parameter.requires_grad,
+                certificate=certificates.get(name),
+            )
+            for name, parameter in model.named_parameters()
+        ),
+        loss=type(loss).__name__ if isinstance(loss, Loss) else "given constant",
+        loss_lipschitz=constant,
+        lipschitz=_network_lipschitz(passed),
+        output_bound=passed.output_signal.norm,
+        input_shapes=shapes,
+    )
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside `torch.compile` and data-parallel wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(
+            model, nn.parallel.DistributedDataParallel | nn.DataParallel
+        ):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _traced(model: nn.Module, shapes: tuple[tuple[int, ...], ...]) -> _trace.TracedModel:
+    key = (shapes, _trace.structure_of(model))
+    known = _traced_models.get(model)
+    if known is None or known.key != key:
+        known = _Traced(key, _trace.trace(model, shapes))
+        _traced_models[model] = known
+    return known.model
+
+
+def _loss_constant(loss: Loss | float, output_shape: tuple[int, ...]) -> float:
+    constant = loss.lipschitz_for(output_shape) if isinstance(loss, Loss) else float(loss)
+    if not 0 < constant < math.inf:
+        raise ValueError(f"the loss needs a positive finite Lipschitz constant, got {constant}")
+    return constant
+
+
+def _network_lipschitz(passed: _walk.ForwardPass) -> float:
+    """The cotangent of norm one at the output bounds the Jacobian when it reaches the inputs."""
+    cotangents = _walk.backward(passed, 1.0, capped=False).cotangents
+    return math.hypot(*(cotangents.get(node, 0.0) for node in passed.inputs))
+
+
+def _operation(step: _walk.Step) -> str:
+    if step.site.called is not None:
+        return type(step.site.called).__name__
+    target = step.node.target
+    return target if isinstance(target, str) else getattr(target, "__name__", repr(target))
+
+
+def _unbounded(step: _walk.Step, name: str) -> str:
+    if not all(map(math.isfinite, step.input_norms)):
+        return (
+            f"{name}: the input of {step.site.where} has no bounded norm, so neither has this "
+            "parameter's gradient. Begin the model with clipless.nn.BoundedInput(norm=...), or "
+            "pass input_norm= if the data are bounded elsewhere."
+        )
+    return (
+        f"{name}: the cotangent that reaches {step.site.where} has no finite bound, because a "
+        "later operation has no Lipschitz constant (such as BoundedInput with mode='sphere' in the "
+        "middle of a model)."
+    )
+
+
+def _input_shapes(shape: Shape) -> tuple[tuple[int, ...], ...]:
+    sizes: list[Any] = list(shape)
+    if all(isinstance(size, int) for size in sizes):
+        sizes = [sizes]
+    shapes = tuple(tuple(int(size) for size in one) for one in sizes)
+    if any(size < 1 for one in shapes for size in one):
+        raise ValueError(f"input_shape must hold positive sizes without the batch, got {shape}")
+    return shapes
+
+
+def _input_norms(norm: float | Sequence[float] | None, count: int) -> list[float]:
+    if norm is None:
+        return [math.inf] * count
+    norms = [float(norm)] * count if isinstance(norm, int | float) else [float(n) for n in norm]
+    if len(norms) != count or not all(0 < n < math.inf for n in norms):
+        raise ValueError(f"input_norm must be {count} positive finite number(s), got {norm}")
+    return norms
