@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from clipless._arguments import positive
 from clipless.errors import ConstraintError
 from clipless.spectral import Certificate, Constraint, EuclideanBall
 
@@ -151,11 +152,3 @@ def _groups(pairs: Sequence[tuple[nn.Parameter, Constraint]]) -> dict[_Group, li
 
 def _parameter(module: nn.Module, name: str) -> nn.Parameter:
     return module.get_parameter(name)
-
-
-def positive(name: str, value: float) -> float:
-    """Return `value` as a float if it is a positive finite number, else refuse by name."""
-    number = float(value)
-    if not 0 < number < float("inf"):
-        raise ValueError(f"{name} must be a positive finite number, got {value!r}")
-    return number

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.nn._base import AffineModule, positive
+from clipless._arguments import positive
+from clipless.nn._base import AffineModule
 from clipless.spectral import (
     Constraint,
     ConvolutionBall,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from clipless.nn._base import positive
+from clipless._arguments import positive
 
 
 class ClipGradient(nn.Module):

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from clipless.nn._base import positive
+from clipless._arguments import positive
 
 
 class BoundedInput(nn.Module):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from clipless._arguments import positive
 from clipless.nn._activation import own_axis
-from clipless.nn._base import positive
 
 
 class LayerCentering(nn.Module):
