@@ -7,6 +7,9 @@ from hypothesis import settings
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("default")
 
+# Nearly all tensors here are tiny: a second thread costs more than it brings.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:

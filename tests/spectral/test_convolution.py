@@ -7,7 +7,9 @@ from torch.nn import functional as F
 from clipless.spectral import fourier_bound, patch_multiplicity
 
 
-def explicit_operator(kernel, size, *, stride=1, dilation=1, groups=1, circular=False, padding=None):
+def explicit_operator(
+    kernel, size, *, stride=1, dilation=1, groups=1, circular=False, padding=None
+):
     """The matrix of the convolution on images of one size, in float64."""
     axes = kernel.ndim - 2
     channels = kernel.shape[1] * groups

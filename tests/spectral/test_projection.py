@@ -109,8 +109,14 @@ def test_fixed_iterations_without_looking_stay_sound():
 def test_convolution_ball_fills_what_reshaping_leaves():
     kernel = torch.randn(1, 8, 8, 3, 3)
     ball = ConvolutionBall(
-        radius=1.0, groups=1, scale=1 / 3, multiplicity=9, input_size=(10, 10), dilation=(1, 1),
-        circular=False, orthogonal=True,
+        radius=1.0,
+        groups=1,
+        scale=1 / 3,
+        multiplicity=9,
+        input_size=(10, 10),
+        dilation=(1, 1),
+        circular=False,
+        orthogonal=True,
     )
     projected = ball.project(kernel)
     assert 0.99 <= ball.bound(projected).item() <= 1
