@@ -1,6 +1,7 @@
 """The sensitivity of a small convolutional network, and what certifies it."""
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -30,7 +31,12 @@ def main() -> None:
     console = Console()
     console.print(report)
 
-    certificates = Table(title="Certificates: proved norms of the weights", title_justify="left")
+    certificates = Table(
+        title="Certificates: proved norms of the weights",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for heading in ("parameter", "proved at most", "constraint", "proof"):
         certificates.add_column(heading)
     for name, certificate in clipless.certify(model).items():

@@ -85,16 +85,22 @@ class SensitivityReport:
 
     def table(self) -> Table:
         """Return the bounds of every operation and parameter as a `rich` table."""
+        from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
-        table = Table(title="Sensitivity of one example's gradient", title_justify="left")
+        table = Table(
+            title="Sensitivity of one example's gradient",
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+        )
         table.add_column("operation", overflow="fold")
         table.add_column("output", justify="right")
         for heading in ("X", "l", "G"):
             table.add_column(heading, justify="right")
         table.add_column("parameter", overflow="fold")
         table.add_column("J", justify="right")
-        table.add_column("gradient at most", justify="right")
+        table.add_column("gradient", justify="right")
         bounds = {p.name: p for p in self.parameters}
         for node in self.nodes:
             cells = [
@@ -123,7 +129,7 @@ class SensitivityReport:
             f"Network: {_number(self.lipschitz)}-Lipschitz, output at most "
             f"{_number(self.output_bound)}.\n"
             "X: norm of the input, l: its Jacobian, G: norm of the arriving cotangent, J: the "
-            "parameter's Jacobian. Each is an upper bound for every example."
+            "parameter's Jacobian, gradient: its norm. Each is an upper bound for every example."
         )
 
     def __str__(self) -> str:
