@@ -58,6 +58,19 @@ class TracedModel:
 
 def trace(model: nn.Module, input_shapes: Sequence[tuple[int, ...]]) -> TracedModel:
     """Trace `model` on examples of the given shapes, or refuse with the reason."""
+    graph, constants = check_rules(model)
+    wanted = sum(node.op == "placeholder" for node in graph.nodes)
+    if wanted != len(input_shapes):
+        raise ValueError(
+            f"the model's forward takes {wanted} input(s), but input_shape names "
+            f"{len(input_shapes)}: give one shape for each, such as ((3, 32, 32), (10,))"
+        )
+    shapes, is_tuple, values = _propagate(graph, model, constants, input_shapes)
+    return TracedModel(graph, shapes, is_tuple, values, constants)
+
+
+def check_rules(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
+    """Trace `model` and make sure that all its operations have rules; shapes are not looked at."""
     for path, module in model.named_modules():
         refuse_altered_module(path, module)
     before = set(vars(model))
@@ -71,14 +84,7 @@ def trace(model: nn.Module, input_shapes: Sequence[tuple[int, ...]]) -> TracedMo
         constants = {name: vars(model).pop(name) for name in set(vars(model)) - before}
     for node in graph.nodes:
         _check_node(node, model)
-    wanted = sum(node.op == "placeholder" for node in graph.nodes)
-    if wanted != len(input_shapes):
-        raise ValueError(
-            f"the model's forward takes {wanted} input(s), but input_shape names "
-            f"{len(input_shapes)}: give one shape for each, such as ((3, 32, 32), (10,))"
-        )
-    shapes, is_tuple, values = _propagate(graph, model, constants, input_shapes)
-    return TracedModel(graph, shapes, is_tuple, values, constants)
+    return graph, constants
 
 
 class _Tracer(fx.Tracer):
@@ -213,18 +219,20 @@ def fetch(path: str, model: nn.Module, constants: Mapping[str, Tensor]) -> Any:
     return getattr(model.get_submodule(owner), name)
 
 
-def structure_of(model: nn.Module) -> tuple[Any, ...]:
+def structure_of(model: nn.Module, *, numbers: bool = False) -> tuple[Any, ...]:
     """Return what the graph depends on, to be compared: a change means that it is traced anew.
 
     Numbers with a fraction never change a leaf's shapes, and rules read them afresh each time; so
-    a layer whose threshold moves is not traced again.
+    a layer whose threshold moves is not traced again. With `numbers=True` they are included:
+    what is returned then determines the bounds too.
     """
     return tuple(
-        _module_structure(path, m) for path, m in model.named_modules(remove_duplicate=False)
+        _module_structure(path, module, numbers)
+        for path, module in model.named_modules(remove_duplicate=False)
     )
 
 
-def _module_structure(path: str, module: nn.Module) -> tuple[Any, ...]:
+def _module_structure(path: str, module: nn.Module, numbers: bool) -> tuple[Any, ...]:
     leaf = is_leaf(module)
     return (
         path,
@@ -241,7 +249,8 @@ def _module_structure(path: str, module: nn.Module) -> tuple[Any, ...]:
         tuple(
             (name, _frozen(value))
             for name, value in vars(module).items()
-            if name not in _MODULE_INTERNALS and not (leaf and isinstance(value, float))
+            if name not in _MODULE_INTERNALS
+            and (numbers or not (leaf and isinstance(value, float)))
         ),
     )
 

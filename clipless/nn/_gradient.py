@@ -55,9 +55,15 @@ class _ClipCotangent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, cotangent: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
-        finite = torch.nan_to_num(cotangent, nan=0.0, posinf=0.0, neginf=0.0)
-        flat = finite.flatten(1)
-        length = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
-        # An overflowing norm gives a factor of zero: bounded all the same.
-        clipped = flat * (ctx.norm / length.clamp_min(ctx.norm))
-        return clipped.view_as(cotangent), None
+        return clip_rows(cotangent, ctx.norm), None
+
+
+def clip_rows(rows: Tensor, norm: float) -> Tensor:
+    """Return rows made finite (other entries become zeros) and scaled to norm at most `norm`.
+
+    A row within the norm is returned bit for bit. One whose norm overflows becomes zero.
+    """
+    finite = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
+    flat = finite.flatten(1)
+    length = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+    return (flat * (norm / length.clamp_min(norm))).view_as(rows)

@@ -1,12 +1,16 @@
 """What one private release is, as frozen data: how examples are drawn and how much noise is added.
 
-Nothing here computes an epsilon; `clipless.privacy._accounting` interprets these objects.
+Nothing here computes an epsilon; `clipless.privacy._accounting` interprets these objects. Their
+form as plain dictionaries, which the ledger and saved plans hold, is defined here and nowhere else.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from typing import Any
 
 
 class Relation(StrEnum):
@@ -67,6 +71,13 @@ class FullBatch:
 
 Sampling = PoissonSampling | FixedSizeSampling | FullBatch
 
+_SAMPLING_KINDS: dict[str, type[Sampling]] = {
+    "poisson": PoissonSampling,
+    "fixed_size": FixedSizeSampling,
+    "full_batch": FullBatch,
+}
+_KIND_OF_SAMPLING = {kind: name for name, kind in _SAMPLING_KINDS.items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
@@ -80,3 +91,65 @@ class Mechanism:
     noise_multiplier: float
     sampling: Sampling
     relation: Relation = Relation.ADD_REMOVE
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning, so that no accountant ever has to guess."""
+        sigma = self.noise_multiplier
+        if not (isinstance(sigma, float | int) and math.isfinite(sigma) and sigma >= 0):
+            raise ValueError(f"noise_multiplier must be a finite number >= 0, got {sigma!r}")
+        if type(self.sampling) not in _KIND_OF_SAMPLING:
+            raise ValueError(f"unknown kind of sampling: {self.sampling!r}")
+        if not isinstance(self.relation, Relation):
+            raise ValueError(f"relation must be a Relation, got {self.relation!r}")
+        if not self.sampling.dataset_size >= 1:
+            raise ValueError(f"dataset_size must be at least 1 in {self.sampling}")
+        match self.sampling:
+            case PoissonSampling(rate=rate, max_batch_size=limit):
+                if not 0.0 < rate <= 1.0:
+                    raise ValueError(f"rate must lie in (0, 1] in {self.sampling}")
+                if limit is not None and not limit >= 1:
+                    raise ValueError(f"max_batch_size must be at least 1 in {self.sampling}")
+            case FixedSizeSampling(dataset_size=size, batch_size=batch_size):
+                if not 1 <= batch_size <= size:
+                    raise ValueError(f"batch_size must lie in [1, dataset_size] in {self.sampling}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that JSON holds without loss; `from_dict` restores an equal object."""
+        sampling = {"kind": _KIND_OF_SAMPLING[type(self.sampling)], **asdict(self.sampling)}
+        return {
+            "noise_multiplier": float(self.noise_multiplier),
+            "sampling": sampling,
+            "relation": self.relation.value,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Mechanism:
+        """Restore what `to_dict` wrote.
+
+        Anything this version does not know raises `ValueError`: a field or a kind of sampling
+        added by a later version may change what the release costs, so it is never skipped.
+        """
+        _require_keys(data, {"noise_multiplier", "sampling", "relation"}, "mechanism")
+        described = dict(data["sampling"])
+        name = described.pop("kind", None)
+        if name not in _SAMPLING_KINDS:
+            raise ValueError(f"unknown kind of sampling {name!r}; {_NEWER}")
+        kind = _SAMPLING_KINDS[name]
+        _require_keys(described, {field.name for field in fields(kind)}, f"{name} sampling")
+        if data["relation"] not in tuple(Relation):
+            raise ValueError(f"unknown relation {data['relation']!r}; {_NEWER}")
+        return cls(
+            noise_multiplier=data["noise_multiplier"],
+            sampling=kind(**described),
+            relation=Relation(data["relation"]),
+        )
+
+
+_NEWER = "it may have been written by a newer version of clipless, which can read it"
+
+
+def _require_keys(data: Mapping[str, Any], expected: set[str], what: str) -> None:
+    if missing := expected - set(data):
+        raise ValueError(f"{what} lacks {sorted(missing)}")
+    if unknown := set(data) - expected:
+        raise ValueError(f"{what} has unknown fields {sorted(unknown)}; {_NEWER}")

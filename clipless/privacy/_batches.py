@@ -1,0 +1,222 @@
+"""From the indices of a step to the batches that are handed out, and what is recorded of them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from clipless.errors import PrivacyError
+from clipless.privacy._collate import StepCollate
+from clipless.privacy._wrapping import check_map_style
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepSample:
+    """What is in one handed-out batch and how it belongs to its step.
+
+    A step is handed out in `micro_batches` batches, counted from 0 by `micro_batch`; all carry the
+    same `step`, a number that grows and is never used twice. Their `indices` are disjoint and
+    together are this process's part of the step's sample, `size` examples in all.
+
+    `indices`: int64 `[n]` on the CPU, the examples in this batch, in the order of its rows.
+    `rows`: the rows of this batch, n and then any padding.
+    `weights`: float32 `[rows]`, 1 for an example and 0 for padding; None if the loader does
+    not pad.
+
+    Which examples a step used, and how many, is private: this is for the training loop's own
+    checks and not for logs.
+    """
+
+    step: int
+    indices: torch.Tensor
+    rows: int
+    weights: torch.Tensor | None
+    micro_batch: int
+    micro_batches: int
+    size: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this batch completes its step."""
+        return self.micro_batch == self.micro_batches - 1
+
+
+def split_step(
+    *,
+    step: int,
+    indices: torch.Tensor,
+    count: int,
+    micro_batch_size: int | None,
+    padded: bool,
+    device: torch.device,
+) -> Iterator[StepSample]:
+    """Cut the sample of one step into `count` micro-batches, the last of which may be empty."""
+    size = len(indices)
+    for number in range(count):
+        part = indices
+        if micro_batch_size is not None:
+            part = indices[number * micro_batch_size : (number + 1) * micro_batch_size]
+        rows, weights = len(part), None
+        if padded:
+            assert micro_batch_size is not None
+            rows = micro_batch_size
+            weights = (torch.arange(rows, device=device) < len(part)).to(torch.float32)
+        yield StepSample(
+            step=step,
+            indices=part,
+            rows=rows,
+            weights=weights,
+            micro_batch=number,
+            micro_batches=count,
+            size=size,
+        )
+
+
+def count_micro_batches(*, size: int, micro_batch_size: int | None) -> int:
+    """Return how many micro-batches hold `size` examples; none still take one."""
+    return 1 if micro_batch_size is None else max(1, math.ceil(size / micro_batch_size))
+
+
+class BatchSource(Protocol):
+    """Reads the examples of micro-batches, in the order in which it is given them."""
+
+    device: torch.device
+
+    def __len__(self) -> int: ...
+
+    def batches(self, samples: Iterator[StepSample]) -> Iterator[tuple[StepSample, Any]]:
+        """Yield every sample with its batch; may look ahead in `samples`."""
+        ...
+
+
+class ColumnSource:
+    """Batches gathered from tensors whose first axis counts examples, on the tensors' device."""
+
+    def __init__(
+        self,
+        *,
+        columns: tuple[torch.Tensor, ...],
+        arrange: Callable[[list[torch.Tensor]], Any],
+        pin_memory: bool,
+    ) -> None:
+        if not columns or any(column.ndim == 0 for column in columns):
+            raise PrivacyError("tensors of data need a first axis that counts the examples")
+        if len({len(column) for column in columns}) > 1:
+            lengths = ", ".join(str(len(column)) for column in columns)
+            raise PrivacyError(f"the tensors hold different numbers of examples: {lengths}")
+        self.device = columns[0].device
+        self._columns = columns
+        self._arrange = arrange
+        self._pin_memory = pin_memory and torch.cuda.is_available()
+
+    def __len__(self) -> int:
+        return min(len(column) for column in self._columns)
+
+    def batches(self, samples: Iterator[StepSample]) -> Iterator[tuple[StepSample, Any]]:
+        """Yield every sample with its batch, copied out of the tensors."""
+        for sample in samples:
+            yield sample, self._arrange(self._gather(sample))
+
+    def _gather(self, sample: StepSample) -> list[torch.Tensor]:
+        examples = len(sample.indices)
+        rows = torch.nn.functional.pad(sample.indices, (0, sample.rows - examples))
+        located: dict[torch.device, torch.Tensor] = {}
+        gathered = []
+        for column in self._columns:
+            if column.device not in located:
+                located[column.device] = _to_device(rows, column.device)
+            batch = column.index_select(0, located[column.device])
+            if examples < sample.rows:
+                batch[examples:] = 0  # padding is nobody's data, whatever weight it is given
+            pin = self._pin_memory and batch.device.type == "cpu"
+            gathered.append(batch.pin_memory() if pin else batch)
+        return gathered
+
+
+class DatasetSource:
+    """Batches read by a `DataLoader`, in this process or by its workers.
+
+    Samples are drawn in this process when the loader asks for indices, which with workers is some
+    batches before it returns the batch. It returns them in the order it asked, so a queue of the
+    samples asked for gives each batch the sample it was made from.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, read: Callable[..., DataLoader[Any]]) -> None:
+        self._requests = _Requests()
+        self._loader = read(batch_sampler=self._requests)
+
+    def __len__(self) -> int:
+        return len(self._loader.dataset)  # type: ignore[arg-type]
+
+    def batches(self, samples: Iterator[StepSample]) -> Iterator[tuple[StepSample, Any]]:
+        """Yield every sample with its batch; workers run ahead by their prefetch."""
+        asked: deque[StepSample] = deque()
+        self._requests.begin(samples, asked)
+        for batch in self._loader:
+            yield asked.popleft(), batch
+
+
+class _Requests:
+    """The batch sampler of a `DatasetSource`: turns samples into lists of indices, once each."""
+
+    def __init__(self) -> None:
+        self.begin(iter(()), deque())
+
+    def begin(self, samples: Iterator[StepSample], asked: deque[StepSample]) -> None:
+        self._samples, self._asked = samples, asked
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._ask(self._samples, self._asked)
+
+    @staticmethod
+    def _ask(samples: Iterator[StepSample], asked: deque[StepSample]) -> Iterator[list[int]]:
+        for sample in samples:
+            asked.append(sample)
+            yield sample.indices.tolist()
+
+
+def make_source(
+    data: Any,
+    *,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    rows: int | None,
+    pin_memory: bool,
+    read: Callable[..., DataLoader[Any]],
+) -> BatchSource:
+    """Choose how to read `data`: tensors are gathered, anything else goes through `read`."""
+    are_columns = type(data) is tuple and all(isinstance(part, torch.Tensor) for part in data)
+    if collate_fn is None or collate_fn is default_collate:
+        collate_fn = default_collate
+        if are_columns:
+            return ColumnSource(columns=data, arrange=tuple, pin_memory=pin_memory)
+        if type(data) is torch.Tensor:
+            return ColumnSource(columns=(data,), arrange=_only, pin_memory=pin_memory)
+        # The exact type: a subclass may compute its examples.
+        if type(data) is TensorDataset:
+            return ColumnSource(columns=data.tensors, arrange=list, pin_memory=pin_memory)
+    elif are_columns:
+        data = TensorDataset(*data)  # the user's collate function wants examples, one by one
+    check_map_style(data)
+    collate = StepCollate(dataset=data, collate_fn=collate_fn, rows=rows)
+    pin = pin_memory and torch.accelerator.is_available()
+    return DatasetSource(partial(read, data, collate_fn=collate, pin_memory=pin))
+
+
+def _only(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return tensors[0]
+
+
+def _to_device(indices: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type != "cuda":
+        return indices.to(device)
+    # From pinned memory the copy does not wait for the kernels already queued.
+    return indices.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,447 @@
+"""The engine: turns a model, an optimizer and a data loader into a private training run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from clipless.bounds import SensitivityReport, sensitivity
+from clipless.bounds._sensitivity import Shape, unwrap
+from clipless.bounds._trace import check_rules
+from clipless.errors import CliplessError, PrivacyError
+from clipless.losses import Loss
+from clipless.privacy._accounting import default_delta, epsilon
+from clipless.privacy._budget import Budget, BudgetMeter
+from clipless.privacy._calibration import noise_multiplier_for
+from clipless.privacy._history import Accountant
+from clipless.privacy._ledger import Ledger
+from clipless.privacy._loader import PrivateLoader
+from clipless.privacy._mechanism import (
+    FixedSizeSampling,
+    FullBatch,
+    PoissonSampling,
+    Relation,
+    Sampling,
+)
+from clipless.privacy._noise import GaussianNoise, NoiseStrategy
+from clipless.privacy._plan import Plan, arithmetic_slack, planned_parameters
+from clipless.privacy._report import PrivacyReport
+from clipless.privacy._session import TrainingSession
+from clipless.privacy._wrapping import check_wrappable
+
+SamplingName = Literal["poisson", "fixed_size", "full_batch"]
+Private = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
+
+
+class PrivacyEngine:
+    """Makes training differentially private, without clipping.
+
+    One engine stands for one data set and one budget: everything it makes private is counted in
+    one ledger, which nothing resets.
+
+    Args:
+        ledger: where to keep the ledger. A file survives the process and is continued by the next
+            one; by default it is kept in memory.
+        accountant: `"pld"` (tight, the default) or `"rdp"`.
+        seed: makes sampling and noise reproducible, for experiments; the report then says so.
+
+    Example:
+        >>> model = torch.nn.Sequential(
+        ...     clipless.nn.BoundedInput(1.0), clipless.nn.SpectralLinear(4, 2))
+        >>> data = torch.utils.data.TensorDataset(torch.randn(500, 4), torch.zeros(500).long())
+        >>> criterion = clipless.losses.CrossEntropy()
+        >>> engine = PrivacyEngine()
+        >>> model, optimizer, loader = engine.make_private_with_epsilon(
+        ...     module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        ...     data_loader=torch.utils.data.DataLoader(data, batch_size=50),
+        ...     criterion=criterion, target_epsilon=3.0, epochs=1)
+        >>> for x, y in loader:
+        ...     optimizer.zero_grad()
+        ...     criterion(model(x), y).backward()
+        ...     optimizer.step()
+        >>> engine.get_epsilon() <= 3.0
+        True
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: str | os.PathLike[str] | Ledger | None = None,
+        accountant: Accountant = "pld",
+        seed: int | None = None,
+    ) -> None:
+        self.accountant = accountant
+        self._ledger_place = ledger
+        self._seed = seed
+        self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
+        self._session: TrainingSession | None = None
+
+    # --- making a run private --------------------------------------------------------------------
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any] | PrivateLoader,
+        criterion: Loss,
+        noise_multiplier: float,
+        target_delta: float | None = None,
+        sampling: SamplingName | Sampling = "poisson",
+        relation: Relation | str | None = None,
+        noise: NoiseStrategy = "optimal",
+        noise_coefficients: Mapping[str, float] | None = None,
+        steps: int | None = None,
+        micro_batch_size: int | None = None,
+        pad: bool = False,
+        input_shape: Shape | None = None,
+        grad_scaler: Any = None,
+        projection: bool = True,
+    ) -> Private:
+        """Return the model, the optimizer and a private loader, ready for an ordinary loop.
+
+        Model, optimizer and criterion are the objects given, with hooks on them: the criterion
+        sums over examples and divides by the public expected batch size, the optimizer adds noise
+        before each step and projects the weights after it. Only the loader is new.
+
+        Args:
+            module: a model that `clipless.sensitivity` accepts, beginning with an input guard.
+            optimizer: any `torch.optim` optimizer over the model's trainable parameters.
+            data_loader: its batch size is the expected batch size; or a `PrivateLoader`.
+            criterion: a loss of `clipless.losses`.
+            noise_multiplier: noise over sensitivity of one step, all parameters together.
+            target_delta: by default the largest power of ten below 1/N (`default_delta`).
+            sampling: how batches are drawn.
+            relation: which data sets are neighbours: add/remove-one, by default, except for
+                fixed-size batches, whose guarantee is for replace-one.
+            noise: how noise is shared out among parameters: `global`, `per_layer`, `optimal`.
+            noise_coefficients: for `per_layer`, relative weights by parameter name.
+            micro_batch_size: hand out each step's batch in parts of at most this size.
+            pad: give every batch the same number of rows.
+            input_shape: shape of one example; by default that of the first one.
+            grad_scaler: the `torch.amp.GradScaler` in use, if any.
+            projection: leave weights unconstrained with `False`, which voids the bounds and is
+                allowed without noise only, for comparisons.
+        """
+        plan, loader, report_shape = self._prepare(
+            module=module, optimizer=optimizer, data_loader=data_loader, criterion=criterion,
+            target_delta=target_delta, sampling=sampling, relation=relation, noise=noise,
+            noise_coefficients=noise_coefficients, micro_batch_size=micro_batch_size, pad=pad,
+            input_shape=input_shape, noise_multiplier=noise_multiplier, steps=steps,
+            target_epsilon=None,
+        )  # fmt: skip
+        return self._start(
+            module, optimizer, criterion, loader, plan, report_shape, grad_scaler, projection
+        )
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any] | PrivateLoader,
+        criterion: Loss,
+        target_epsilon: float,
+        target_delta: float | None = None,
+        epochs: float | None = None,
+        steps: int | None = None,
+        sampling: SamplingName | Sampling = "poisson",
+        relation: Relation | str | None = None,
+        noise: NoiseStrategy = "optimal",
+        noise_coefficients: Mapping[str, float] | None = None,
+        micro_batch_size: int | None = None,
+        pad: bool = False,
+        input_shape: Shape | None = None,
+        grad_scaler: Any = None,
+    ) -> Private:
+        """Like `make_private`, with the least noise that keeps the budget for `epochs`.
+
+        What the ledger has already spent is part of the budget. A step beyond the budget is
+        refused with `BudgetExhaustedError`; nothing is released then.
+
+        Args:
+            target_epsilon: what everything in the ledger may cost in the end, at `target_delta`.
+            epochs: passes over the data, of 1/rate steps each; or give `steps`.
+        """
+        if (epochs is None) == (steps is None):
+            raise ValueError("give either epochs or steps")
+        plan, loader, report_shape = self._prepare(
+            module=module, optimizer=optimizer, data_loader=data_loader, criterion=criterion,
+            target_delta=target_delta, sampling=sampling, relation=relation, noise=noise,
+            noise_coefficients=noise_coefficients, micro_batch_size=micro_batch_size, pad=pad,
+            input_shape=input_shape, noise_multiplier=None, target_epsilon=target_epsilon,
+            steps=steps, epochs=epochs,
+        )  # fmt: skip
+        return self._start(
+            module, optimizer, criterion, loader, plan, report_shape, grad_scaler, True
+        )
+
+    def _prepare(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any] | PrivateLoader,
+        criterion: Loss,
+        noise_multiplier: float | None,
+        target_epsilon: float | None,
+        target_delta: float | None,
+        sampling: SamplingName | Sampling,
+        relation: Relation | str | None,
+        noise: NoiseStrategy,
+        noise_coefficients: Mapping[str, float] | None,
+        micro_batch_size: int | None,
+        pad: bool,
+        input_shape: Shape | None,
+        steps: int | None,
+        epochs: float | None = None,
+    ) -> tuple[Plan, PrivateLoader, Shape]:
+        """Check everything and make the plan; nothing is changed yet."""
+        if not isinstance(criterion, Loss):
+            raise PrivacyError(
+                f"{type(criterion).__name__} is not a per-example loss with a known constant. Use "
+                "one of clipless.losses (CrossEntropy, BinaryCrossEntropy, ...), or wrap a "
+                "function of one example in clipless.losses.PerExample."
+            )
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise PrivacyError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
+        loader = self._private_loader(data_loader, sampling, micro_batch_size, pad)
+        shape = input_shape if input_shape is not None else example_shape(loader.dataset)
+        report = sensitivity(module, loss=criterion, input_shape=shape)
+        chosen = _relation(relation, loader.sampling)
+        size = loader.sampling.dataset_size
+        delta = default_delta(size) if target_delta is None else target_delta
+        if epochs is not None:
+            steps = round(epochs * loader.steps_per_epoch)
+        ledger = self._open_ledger(size, chosen)
+        if noise_multiplier is None:
+            assert target_epsilon is not None
+            assert steps is not None
+            noise_multiplier = noise_multiplier_for(
+                target_epsilon=target_epsilon, target_delta=delta, steps=steps,
+                sampling=loader.sampling, relation=chosen, accountant=self.accountant,
+                history=ledger.history(),
+            )  # fmt: skip
+        plan = Plan(
+            sampling=loader.sampling,
+            relation=chosen,
+            noise_multiplier=float(noise_multiplier),
+            noise=noise,
+            noise_coefficients=_coefficients(noise_coefficients, report),
+            parameters=planned_parameters(report),
+            loss=report.loss,
+            loss_lipschitz=report.loss_lipschitz,
+            arithmetic_slack=arithmetic_slack(_parameter_dtype(module)),
+            accountant=self.accountant,
+            delta=delta,
+            target_epsilon=target_epsilon,
+            steps=steps,
+        )
+        if not plan.parameters:
+            raise PrivacyError("the model has no trainable parameters")
+        # Fails now, and not at the first question, if this combination cannot be accounted for.
+        epsilon([(plan.mechanism, 1)], delta, accountant=self.accountant)
+        return plan, loader, shape
+
+    def _start(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        criterion: Loss,
+        loader: PrivateLoader,
+        plan: Plan,
+        shape: Shape,
+        grad_scaler: Any,
+        projection: bool,
+    ) -> Private:
+        if not projection and plan.noise_multiplier != 0:
+            raise PrivacyError(
+                "without projection the weights leave their constraint sets and the bounds no "
+                "longer hold: projection=False needs noise_multiplier=0, which guarantees nothing."
+            )
+        if self._session is not None:
+            self._session.detach()
+        ledger = self._open_ledger(plan.sampling.dataset_size, plan.relation)
+        budget = None
+        if plan.target_epsilon is not None:
+            budget = Budget(
+                epsilon=plan.target_epsilon, delta=plan.delta, accountant=plan.accountant
+            )
+        self._session = TrainingSession(
+            model=unwrap(module),
+            optimizer=optimizer,
+            loader=loader,
+            criterion=criterion,
+            plan=plan,
+            ledger=ledger,
+            noise=GaussianNoise(seed=self._seed),
+            meter=None if budget is None else BudgetMeter(budget=budget, ledger=ledger),
+            input_shape=shape,
+            projection=projection,
+            grad_scaler=grad_scaler,
+        )
+        return module, optimizer, loader
+
+    def _private_loader(
+        self,
+        data_loader: DataLoader[Any] | PrivateLoader,
+        sampling: SamplingName | Sampling,
+        micro_batch_size: int | None,
+        pad: bool,
+    ) -> PrivateLoader:
+        if isinstance(data_loader, PrivateLoader):
+            if sampling != "poisson" or micro_batch_size is not None or pad:
+                raise PrivacyError(
+                    "this loader is private already: give sampling, micro_batch_size and pad to it"
+                )
+            return data_loader
+        batch_size = check_wrappable(data_loader)
+        size = len(data_loader.dataset)  # type: ignore[arg-type]
+        if isinstance(sampling, str):
+            sampling = _named_sampling(sampling, size, batch_size)
+        return PrivateLoader.from_data_loader(
+            data_loader,
+            sampling=sampling,
+            micro_batch_size=micro_batch_size,
+            pad=pad,
+            seed=self._seed,
+        )
+
+    def _open_ledger(self, dataset_size: int, relation: Relation) -> Ledger:
+        if self._ledger is None:
+            place = self._ledger_place
+            assert not isinstance(place, Ledger)
+            self._ledger = Ledger(place, dataset_size=dataset_size, relation=relation)
+        ledger = self._ledger
+        if (ledger.dataset_size, ledger.relation) != (dataset_size, relation):
+            raise PrivacyError(
+                f"this engine's ledger is kept for {ledger.dataset_size} examples under "
+                f"{ledger.relation}, not for {dataset_size} under {relation}. Use one engine for "
+                "each data set."
+            )
+        return ledger
+
+    # --- questions -------------------------------------------------------------------------------
+
+    @property
+    def session(self) -> TrainingSession:
+        """The run in progress."""
+        if self._session is None:
+            raise PrivacyError("nothing is private yet: call make_private first")
+        return self._session
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the run in progress."""
+        return self.session.plan
+
+    @property
+    def ledger(self) -> Ledger:
+        """What has been spent."""
+        return self.session.ledger
+
+    def get_epsilon(self, delta: float | None = None) -> float:
+        """Return the epsilon of everything released so far, at `delta` or the plan's."""
+        chosen = self.plan.delta if delta is None else delta
+        return epsilon(self.ledger.history(), chosen, accountant=self.accountant)
+
+    def report(self) -> PrivacyReport:
+        """Return the guarantee so far, printable, with what it rests on and does not cover."""
+        session = self.session
+        return PrivacyReport(
+            epsilon=self.get_epsilon(),
+            delta=session.plan.delta,
+            steps_taken=session.steps_taken,
+            releases=session.ledger.releases,
+            plan=session.plan,
+            ledger=session.ledger.path,
+            seeded_noise=session.noise.seeded,
+            seeded_sampling=session.loader.seeded,
+        )
+
+    @staticmethod
+    def validate(
+        module: nn.Module, *, criterion: Loss | None = None, input_shape: Shape | None = None
+    ) -> list[CliplessError]:
+        """Return what keeps `module` from being trained privately; an empty list if nothing does.
+
+        Without `input_shape` only the operations are looked up; with it, the bounds are computed.
+        """
+        try:
+            if input_shape is None:
+                check_rules(unwrap(module))
+            else:
+                loss = 1.0 if criterion is None else criterion
+                sensitivity(module, loss=loss, input_shape=input_shape)
+        except CliplessError as error:
+            return [error]
+        return []
+
+    # --- changing course -------------------------------------------------------------------------
+
+    def set_noise_multiplier(self, noise_multiplier: float) -> None:
+        """Use another amount of noise from the next step on; each amount is accounted for."""
+        self.session.set_noise_multiplier(noise_multiplier)
+
+    def detach(self) -> None:
+        """End private training: take all hooks off and settle the ledger."""
+        if self._session is not None:
+            self._session.detach()
+            self._session.ledger.settle()
+
+
+def example_shape(dataset: Any) -> tuple[int, ...]:
+    """Return the shape of one example's input: the first part of what the data set returns."""
+    if type(dataset) is tuple and dataset and isinstance(dataset[0], torch.Tensor):
+        return tuple(dataset[0].shape[1:])
+    if isinstance(dataset, torch.Tensor):
+        return tuple(dataset.shape[1:])
+    example = dataset[0]
+    first = example[0] if isinstance(example, tuple | list) else example
+    shape = getattr(first, "shape", None)
+    if shape is None:
+        raise PrivacyError(
+            f"the shape of the model's input cannot be told from an example of type "
+            f"{type(example).__name__}: pass input_shape="
+        )
+    return tuple(shape)
+
+
+def _named_sampling(name: str, size: int, batch_size: int) -> Sampling:
+    if name == "full_batch" or (name == "poisson" and batch_size >= size):
+        return FullBatch(dataset_size=size)
+    if name == "poisson":
+        return PoissonSampling(dataset_size=size, rate=batch_size / size)
+    if name == "fixed_size":
+        return FixedSizeSampling(dataset_size=size, batch_size=batch_size)
+    raise ValueError(f"sampling must be poisson, fixed_size or full_batch, got {name!r}")
+
+
+def _relation(relation: Relation | str | None, sampling: Sampling) -> Relation:
+    if relation is not None:
+        return Relation(relation)
+    fixed = isinstance(sampling, FixedSizeSampling)
+    return Relation.REPLACE_ONE if fixed else Relation.ADD_REMOVE
+
+
+def _coefficients(
+    given: Mapping[str, float] | None, report: SensitivityReport
+) -> tuple[float, ...] | None:
+    if given is None:
+        return None
+    names = list(report.gradient_bounds)
+    if set(given) != set(names):
+        raise ValueError(f"noise_coefficients needs one number for each of {', '.join(names)}")
+    return tuple(float(given[name]) for name in names)
+
+
+def _parameter_dtype(module: nn.Module) -> torch.dtype:
+    dtypes = {p.dtype for p in module.parameters() if p.requires_grad}
+    if len(dtypes) > 1:
+        raise PrivacyError(f"trainable parameters have several dtypes: {sorted(map(str, dtypes))}")
+    return dtypes.pop() if dtypes else torch.float32

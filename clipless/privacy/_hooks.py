@@ -1,0 +1,43 @@
+"""Hooks that belong to one session: inert on copies, and never an obstacle to copying or saving."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class SessionHook:
+    """Calls a method of a session for one owner (a module or an optimizer).
+
+    Copies of the owner keep the hook but are not the owner, so it does nothing there; a model can
+    be deep-copied or pickled while it is in training.
+    """
+
+    def __init__(self, owner: object, action: Callable[..., Any]) -> None:
+        self._owner = weakref.ref(owner)
+        self._action = weakref.WeakMethod(action)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, owner: object, *arguments: Any) -> Any:
+        """Pass the call on if it comes from the owner itself."""
+        action = self._action()
+        if action is None or self._owner() is not owner:
+            return None
+        return action(owner, *arguments)
+
+    def __deepcopy__(self, memo: Any) -> SessionHook:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_inert, ())
+
+
+def _inert() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*arguments: Any) -> None:
+    return None

@@ -1,0 +1,142 @@
+"""Gaussian noise: how much each parameter gets, and the one pass that adds it.
+
+All parameters of a step are released together, as one Gaussian mechanism. With `D_d` the largest
+norm that one example can contribute to parameter d and `std_d` the noise on it, the mechanism has
+the multiplier `sigma = (sum_d (D_d / std_d)^2)^(-1/2)`. Strategies share out the same sigma.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+NoiseStrategy = Literal["global", "per_layer", "optimal"]
+STRATEGIES: tuple[NoiseStrategy, ...] = ("global", "per_layer", "optimal")
+
+
+def noise_scales(
+    strategy: NoiseStrategy,
+    *,
+    sensitivities: Sequence[float],
+    sizes: Sequence[int],
+    coefficients: Sequence[float] | None = None,
+) -> list[float]:
+    """Return the standard deviation of each parameter's noise for a noise multiplier of one.
+
+    - `global`: the same everywhere, `sqrt(sum D^2)`.
+    - `per_layer`: proportional to each parameter's sensitivity, or to coefficient times
+      sensitivity where coefficients are given.
+    - `optimal`: the least expected noise energy `sum_d p_d std_d^2` over p_d entries,
+      `std_d^2 = (D_d / sqrt(p_d)) sum_j D_j sqrt(p_j)`.
+
+    A parameter of sensitivity zero gets no noise: no example can influence it.
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"noise must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    if coefficients is not None and strategy != "per_layer":
+        raise ValueError("coefficients belong to the strategy 'per_layer'")
+    if strategy == "global":
+        norm = math.sqrt(sum(d * d for d in sensitivities))
+        return [norm if d > 0 else 0.0 for d in sensitivities]
+    if strategy == "optimal":
+        total = sum(d * math.sqrt(p) for d, p in zip(sensitivities, sizes, strict=True))
+        return [
+            math.sqrt(d / math.sqrt(p) * total) if d > 0 else 0.0
+            for d, p in zip(sensitivities, sizes, strict=True)
+        ]
+    weights = [1.0] * len(sensitivities) if coefficients is None else list(coefficients)
+    if len(weights) != len(sensitivities) or not all(0 < w < math.inf for w in weights):
+        raise ValueError("coefficients must be positive numbers, one for each parameter")
+    shared = math.sqrt(sum(w**-2 for w, d in zip(weights, sensitivities, strict=True) if d > 0))
+    return [shared * w * d for w, d in zip(weights, sensitivities, strict=True)]
+
+
+def joint_multiplier(sensitivities: Sequence[float], deviations: Sequence[float]) -> float:
+    """Return the noise multiplier of the joint release: `(sum (D_d / std_d)^2)^(-1/2)`."""
+    pairs = [(d, s) for d, s in zip(sensitivities, deviations, strict=True) if d > 0]
+    if any(s == 0 for _, s in pairs):
+        return 0.0
+    return 1 / math.sqrt(sum((d / s) ** 2 for d, s in pairs)) if pairs else math.inf
+
+
+class GaussianNoise:
+    """Adds independent Gaussian noise to all gradients of a step in one pass.
+
+    Freshly seeded from the operating system unless `seed` is given, in which case the noise can
+    be recomputed by whoever knows the seed, and the guarantee holds against nobody who does.
+    """
+
+    def __init__(self, *, seed: int | None = None) -> None:
+        self.seeded = seed is not None
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._buffers: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    @torch.no_grad()
+    def add_(self, gradients: Sequence[Tensor], deviations: Sequence[float]) -> None:
+        """Add noise of the given standard deviations in place, without reading any value back."""
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for index, (gradient, deviation) in enumerate(zip(gradients, deviations, strict=True)):
+            if deviation > 0:
+                groups.setdefault((gradient.device, gradient.dtype), []).append(index)
+        for place, members in groups.items():
+            chosen = [gradients[index] for index in members]
+            noise = self._draw(place, chosen)
+            torch._foreach_mul_(noise, [deviations[index] for index in members])
+            torch._foreach_add_(chosen, noise)
+
+    def _draw(self, place: tuple[torch.device, torch.dtype], like: list[Tensor]) -> list[Tensor]:
+        """Fill one flat buffer with standard normals and return it cut into shapes."""
+        sizes = [tensor.numel() for tensor in like]
+        buffer = self._buffers.get(place)
+        if buffer is None or buffer.numel() != sum(sizes):
+            device, dtype = place
+            # Noise is drawn in at least single precision; half precisions have too few levels.
+            wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+            buffer = self._buffers[place] = torch.empty(sum(sizes), device=device, dtype=wide)
+        buffer.normal_(generator=self._generator(place[0]))
+        parts = buffer.split(sizes)
+        return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            generator = torch.Generator(device=device)
+            if self._seed is not None:
+                generator.manual_seed(self._seed)
+            else:
+                seed_from_system(generator)
+            self._generators[device] = generator
+        return self._generators[device]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the generators' states. They determine all future noise: keep them secret."""
+        return {str(device): g.get_state() for device, g in self._generators.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continue the noise where `state` was saved."""
+        for name, value in state.items():
+            self._generator(torch.device(name)).set_state(value)
+
+
+# torch keeps the state of its CPU generator as a header of 24 bytes and 624 words of 32 bits, each
+# stored in 8 bytes. Seeding it with a number sets 32 bits of the 19,968 only.
+_HEADER_BYTES, _STATE_WORDS = 24, 624
+
+
+def seed_from_system(generator: torch.Generator) -> None:
+    """Seed a generator with as much of the operating system's randomness as it can hold."""
+    generator.manual_seed(secrets.randbits(63))
+    state = generator.get_state()
+    if generator.device.type == "cpu" and state.numel() >= _HEADER_BYTES + 8 * _STATE_WORDS:
+        words = torch.frombuffer(
+            bytearray(secrets.token_bytes(4 * _STATE_WORDS)), dtype=torch.uint8
+        )
+        end = _HEADER_BYTES + 8 * _STATE_WORDS
+        body = state[_HEADER_BYTES:end].view(_STATE_WORDS, 8)
+        body[:, :4] = words.view(_STATE_WORDS, 4)
+        generator.set_state(state)

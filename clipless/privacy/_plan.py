@@ -1,0 +1,179 @@
+"""The plan of a private run: everything its guarantee rests on, in one frozen object.
+
+Sampling, sensitivity, noise and the event that the accountant reads are derived from the same
+fields, so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clipless.bounds import SensitivityReport
+from clipless.privacy._accounting import epsilon
+from clipless.privacy._history import Accountant
+from clipless.privacy._mechanism import Mechanism, Relation, Sampling
+from clipless.privacy._noise import NoiseStrategy, joint_multiplier, noise_scales
+
+# What the arithmetic of a training step may add to a per-example gradient, relative to the bound
+# of exact arithmetic: rounding of the forward and backward pass and of the sum over the batch.
+_ARITHMETIC_SLACK = {torch.float64: 1e-9, torch.float32: 1e-3}
+
+
+def arithmetic_slack(dtype: torch.dtype) -> float:
+    """Return the slack that covers rounding in a training step of this precision."""
+    if dtype not in _ARITHMETIC_SLACK:
+        raise ValueError(
+            f"parameters of {dtype} are not supported: rounding in {dtype} is too coarse to be "
+            "covered by the default slack. Keep parameters in float32."
+        )
+    return _ARITHMETIC_SLACK[dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterPlan:
+    """One parameter: its size, and the bound of one example's gradient (before dividing by b)."""
+
+    name: str
+    size: int
+    gradient_bound: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one step releases, how it is sampled, and how many steps are meant to be taken.
+
+    One step releases, for every parameter d, the sum of the sampled examples' gradients divided by
+    the public constant `expected_batch_size`, plus Gaussian noise of standard deviation
+    `noise_deviations[d]`. One example contributes at most `sensitivities[d]` to it.
+    """
+
+    sampling: Sampling
+    relation: Relation
+    noise_multiplier: float
+    noise: NoiseStrategy
+    noise_coefficients: tuple[float, ...] | None
+    parameters: tuple[ParameterPlan, ...]
+    loss: str
+    loss_lipschitz: float
+    arithmetic_slack: float
+    accountant: Accountant
+    delta: float
+    target_epsilon: float | None
+    steps: int | None
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The release of one step, all parameters together: what the accountant reads."""
+        return Mechanism(
+            noise_multiplier=self.noise_multiplier, sampling=self.sampling, relation=self.relation
+        )
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The public constant b that gradients are divided by."""
+        return self.sampling.expected_batch_size
+
+    @property
+    def sensitivities(self) -> dict[str, float]:
+        """What one example can contribute to each parameter's release, rounding included."""
+        factor = (1 + self.arithmetic_slack) / self.expected_batch_size
+        return {p.name: factor * p.gradient_bound for p in self.parameters}
+
+    @property
+    def noise_deviations(self) -> dict[str, float]:
+        """Standard deviation of the noise on each parameter's release."""
+        sensitivities = list(self.sensitivities.values())
+        scales = noise_scales(
+            self.noise,
+            sensitivities=sensitivities,
+            sizes=[p.size for p in self.parameters],
+            coefficients=self.noise_coefficients,
+        )
+        deviations = [self.noise_multiplier * scale for scale in scales]
+        joint = joint_multiplier(sensitivities, deviations)
+        # The accountant is told `noise_multiplier`: no strategy may deliver less.
+        assert joint >= self.noise_multiplier * (1 - 1e-12)
+        return {p.name: d for p, d in zip(self.parameters, deviations, strict=True)}
+
+    def epsilon(self, *, steps: int | None = None, delta: float | None = None) -> float:
+        """Return what `steps` steps of this plan cost, by default all that are planned."""
+        count = self.steps if steps is None else steps
+        if count is None:
+            return math.inf
+        chosen = self.delta if delta is None else delta
+        return epsilon([(self.mechanism, count)], chosen, accountant=self.accountant)
+
+    def with_bounds(self, report: SensitivityReport) -> Plan:
+        """Return the plan with the gradient bounds of a new sensitivity report."""
+        return replace(
+            self,
+            parameters=planned_parameters(report),
+            loss=report.loss,
+            loss_lipschitz=report.loss_lipschitz,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that JSON holds without loss."""
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        mechanism = self.mechanism.to_dict()
+        data |= {"sampling": mechanism["sampling"], "relation": mechanism["relation"]}
+        data["parameters"] = [asdict(p) for p in self.parameters]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Restore what `to_dict` wrote; unknown or missing fields are refused."""
+        expected = {field.name for field in fields(cls)}
+        if set(data) != expected:
+            raise ValueError(f"a plan has the fields {sorted(expected)}, got {sorted(data)}")
+        mechanism = Mechanism.from_dict(
+            {key: data[key] for key in ("noise_multiplier", "sampling", "relation")}
+        )
+        coefficients = data["noise_coefficients"]
+        return cls(
+            **{
+                **data,
+                "sampling": mechanism.sampling,
+                "relation": mechanism.relation,
+                "noise_coefficients": None if coefficients is None else tuple(coefficients),
+                "parameters": tuple(ParameterPlan(**p) for p in data["parameters"]),
+            }
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan that `save` wrote."""
+        return cls.from_dict(json.loads(Path(path).read_text()))
+
+    def differences(self, other: Plan) -> dict[str, tuple[Any, Any]]:
+        """Return the fields in which two plans differ, with both values."""
+        return {
+            field.name: (getattr(self, field.name), getattr(other, field.name))
+            for field in fields(self)
+            if getattr(self, field.name) != getattr(other, field.name)
+        }
+
+    def __str__(self) -> str:
+        from clipless.privacy._report import plan_table, render
+
+        return render(plan_table(self))
+
+
+def planned_parameters(report: SensitivityReport) -> tuple[ParameterPlan, ...]:
+    """The trainable parameters of a report, with their bounds."""
+    return tuple(
+        ParameterPlan(name=p.name, size=math.prod(p.shape), gradient_bound=p.gradient_bound)
+        for p in report.parameters
+        if p.trainable
+    )

@@ -1,0 +1,152 @@
+"""What a private run claims, what the claim rests on, and what it does not cover."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clipless.privacy._mechanism import FixedSizeSampling, PoissonSampling, Relation, Sampling
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+
+    from clipless.privacy._plan import Plan
+
+_RELATIONS = {
+    Relation.ADD_REMOVE: "adding or removing one example",
+    Relation.REPLACE_ONE: "replacing one example by another",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyReport:
+    """The guarantee of a run so far, for people and for machines."""
+
+    epsilon: float
+    delta: float
+    steps_taken: int
+    releases: int
+    plan: Plan
+    ledger: str | None
+    seeded_noise: bool
+    seeded_sampling: bool
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What the guarantee does not cover, in plain words."""
+        found = [
+            "The number of examples, their shape, and the schedule are treated as public.",
+            "Losses and accuracies printed during training are not covered; neither is choosing "
+            "among several runs.",
+            "The random generators are not cryptographic, and noise is drawn in floating point.",
+        ]
+        if self.seeded_noise:
+            found.append("The noise was seeded by hand: whoever knows the seed can remove it.")
+        if self.seeded_sampling:
+            found.append(
+                "The sampling was seeded by hand: whoever knows the seed knows who was in which "
+                "batch, and amplification by sampling is lost against them."
+            )
+        if self.ledger is None:
+            found.append("The ledger is kept in memory only: a new process would not know of it.")
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        return {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "steps_taken": self.steps_taken,
+            "releases": self.releases,
+            "ledger": self.ledger,
+            "seeded_noise": self.seeded_noise,
+            "seeded_sampling": self.seeded_sampling,
+            "caveats": list(self.caveats),
+            "plan": self.plan.to_dict(),
+        }
+
+    def __rich__(self) -> Group:
+        from rich.console import Group
+
+        claim = (
+            f"[bold]({self.epsilon:.4g}, {self.delta:g})-differential privacy[/bold] for "
+            f"{_RELATIONS[self.plan.relation]}, after {self.releases} private releases "
+            f"({self.steps_taken} steps of this process)."
+        )
+        return Group(
+            claim,
+            plan_table(self.plan),
+            noise_table(self.plan),
+            "Not covered:",
+            *(f"- {caveat}" for caveat in self.caveats),
+        )
+
+    def __str__(self) -> str:
+        return render(self)
+
+
+def plan_table(plan: Plan) -> Table:
+    """The plan, a line for each thing that the guarantee rests on."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    target = "none" if plan.target_epsilon is None else f"epsilon {plan.target_epsilon:g}"
+    rows = {
+        "sampling": describe_sampling(plan.sampling),
+        "neighbours": _RELATIONS[plan.relation],
+        "accountant": plan.accountant,
+        "noise multiplier": f"{plan.noise_multiplier:.5g}, shared out by '{plan.noise}'",
+        "budget": f"{target}, delta {plan.delta:g}",
+        "planned steps": "open" if plan.steps is None else str(plan.steps),
+        "loss": f"{plan.loss}, {plan.loss_lipschitz:.4g}-Lipschitz",
+        "arithmetic slack": f"{plan.arithmetic_slack:g} (in the sensitivities)",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def noise_table(plan: Plan) -> Table:
+    """Sensitivity and noise of every parameter."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("parameter", overflow="fold")
+    for heading in ("entries", "gradient", "sensitivity", "noise std"):
+        table.add_column(heading, justify="right")
+    deviations, sensitivities = plan.noise_deviations, plan.sensitivities
+    for parameter in plan.parameters:
+        name = parameter.name
+        table.add_row(
+            name,
+            str(parameter.size),
+            f"{parameter.gradient_bound:.4g}",
+            f"{sensitivities[name]:.4g}",
+            f"{deviations[name]:.4g}",
+        )
+    return table
+
+
+def describe_sampling(sampling: Sampling) -> str:
+    """One line on how batches are drawn."""
+    size, batch = sampling.dataset_size, sampling.expected_batch_size
+    if isinstance(sampling, PoissonSampling):
+        cut = "" if sampling.max_batch_size is None else f", cut at {sampling.max_batch_size}"
+        return f"Poisson, {batch:g} of {size} expected (rate {sampling.rate:.4g}){cut}"
+    if isinstance(sampling, FixedSizeSampling):
+        return f"{batch:g} of {size} without replacement, anew for every step"
+    return f"all {size} examples in every step"
+
+
+def render(renderable: RenderableType) -> str:
+    """Return what a terminal of 100 columns would show."""
+    from rich.console import Console
+
+    buffer = io.StringIO()
+    Console(file=buffer, width=100).print(renderable)
+    return buffer.getvalue()
