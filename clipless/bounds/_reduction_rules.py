@@ -36,13 +36,13 @@ def extreme(site: Site, x: Signal, dim: Any = (), keepdim: bool = False) -> Boun
 
     At ties torch shares a cotangent evenly, a Jacobian of norm below one.
     """
-    _reduced(site, x, None if dim == () else dim)
+    _reduced(site, x, dim)
     return rearrange(site, x)
 
 
 def _reduced(site: Site, x: Signal, dim: Any) -> int:
     """Number of positions a reduction runs over."""
-    if dim is None:
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         site.refuse("it reduces over all axes, the batch included. Name the example's own axes.")
     axes = site.own_axes(dim if isinstance(dim, int) else tuple(dim), x)
     return math.prod(x.shape[axis] for axis in axes)

@@ -34,7 +34,7 @@ class BoundedInput(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, ...) -> the same shape, every example of norm at most `norm`."""
-        flat = torch.nan_to_num(x.flatten(1), nan=0.0, posinf=0.0, neginf=0.0)
+        flat = torch.nan_to_num(x.unsqueeze(-1).flatten(1), nan=0.0, posinf=0.0, neginf=0.0)
         # The norm is taken of entries scaled to at most one: squares neither overflow nor vanish.
         largest = flat.detach().abs().amax(dim=1, keepdim=True)
         largest = torch.where(largest > 0, largest, 1.0)

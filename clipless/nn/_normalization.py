@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from clipless._arguments import positive
 from clipless.nn._activation import own_axis
+from clipless.nn._gradient import scale_into_ball
 
 
 class LayerCentering(nn.Module):
@@ -24,13 +24,15 @@ class LayerCentering(nn.Module):
     def __init__(self, dim: int | Sequence[int] | None = None) -> None:
         super().__init__()
         axes = None if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+        if axes == ():
+            raise ValueError("dim names no axis; torch would average over all, the batch included")
         self.dim = None if axes is None else tuple(own_axis(axis) for axis in axes)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, ...) -> the same shape."""
         if self.dim is not None:
             return x - x.mean(dim=self.dim, keepdim=True)
-        flat = x.flatten(1)
+        flat = x.unsqueeze(-1).flatten(1)
         return (flat - flat.mean(dim=1, keepdim=True)).view_as(x)
 
     def extra_repr(self) -> str:
@@ -50,10 +52,7 @@ class BallProjection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, ...) -> the same shape, every example of norm at most `radius`."""
-        flat = x.flatten(1)
-        norm = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
-        # The clamp stands below the fraction so that a zero example has a finite derivative.
-        return (flat * (self.radius / norm.clamp_min(self.radius))).view_as(x)
+        return scale_into_ball(x, self.radius)
 
     def extra_repr(self) -> str:
         """The arguments, for printing."""

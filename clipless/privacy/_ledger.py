@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import weakref
@@ -44,8 +45,9 @@ class Ledger:
     the `with` block, or the end of the program) gives back what was reserved and not used.
 
     A file is created if `path` does not exist, for which `dataset_size` and `relation` are needed;
-    otherwise it is continued, never reset. One ledger has one writer: a second one, in this or
-    another process, is refused, and a forked child cannot write.
+    otherwise it is continued, never reset. A `path` of None keeps the ledger in memory. One ledger
+    has one writer: a second one, in this or another process, is refused, and a forked child cannot
+    write.
 
     Blocks start with one step and double up to `block_size` while the mechanism stays the same, so
     that noise that changes with every step costs one line a step and no refunds.
@@ -242,6 +244,11 @@ class Ledger:
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        # Nobody can spend any more; without this the lock would stay until the process ends.
+        with contextlib.suppress(Exception):
+            self.close()
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise LedgerError("a ledger cannot be copied or pickled: two copies would spend one block")
 
@@ -343,7 +350,8 @@ class Ledger:
 
 def _close_all() -> None:
     for ledger in list(_open_ledgers):
-        ledger.close()
+        with contextlib.suppress(LedgerError):
+            ledger.close()
 
 
 def _let_go_in_child() -> None:

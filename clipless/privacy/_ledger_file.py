@@ -25,11 +25,9 @@ class LedgerFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self.lines: list[str] = []
         """The lines found when the file was opened."""
-        self.size = 0
-        """Where they end."""
         if fcntl is None:  # pragma: no cover
             raise LedgerError("ledgers on disk need POSIX file locks; use Ledger.in_memory()")
         try:
@@ -98,30 +96,23 @@ class LedgerFile:
         """Read all lines, and mend the end of the file after a crash."""
         data = self._read()
         self.lines, unfinished = split_lines(data, name=str(self.path))
-        end = self._attempted = len(data)
+        self._attempted = len(data)
         if unfinished:
-            # A line before it may be damaged: then nothing is touched, and reading will fail.
             with contextlib.suppress(ValueError):
-                end = self._mend(unfinished)
-        self.size = end
+                self._mend(unfinished)
 
-    def _mend(self, unfinished: str) -> int:
-        """Finish or remove a last line without an end; return where the file ends now."""
+    def _mend(self, unfinished: str) -> None:
+        """Keep a last line that lacks only its end, as after an editor.
+
+        Any other was cut short by a crash: it is left out, and the first `append` removes it.
+        """
         previous = ""
         for line in self.lines:
             _, previous = decode(line, previous)
-        try:
-            decode(unfinished, previous)
-        except ValueError:
-            end = sum(len(line.encode()) + 1 for line in self.lines)
-            os.ftruncate(self._descriptor, end)
-        else:
-            # Only its end is missing, as after an editor: it counts.
-            self.lines.append(unfinished)
-            end = os.fstat(self._descriptor).st_size + 1
-            os.write(self._descriptor, b"\n")
+        decode(unfinished, previous)
+        self.lines.append(unfinished)
+        os.write(self._descriptor, b"\n")
         os.fsync(self._descriptor)
-        return end
 
     def _check_untouched(self, end: int) -> None:
         """Make sure that the file is still the one that was read, and ends at `end`."""

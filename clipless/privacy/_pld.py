@@ -148,7 +148,7 @@ def _truncation(mechanism: Mechanism) -> float:
     return probability if probability > _NEGLIGIBLE_TRUNCATION else 0.0
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def _composed(runs: Runs, width: float) -> Any:
     """Compose all runs; the composition of a prefix is kept, for histories that only grow."""
     *earlier, (mechanism, count) = runs
@@ -156,7 +156,6 @@ def _composed(runs: Runs, width: float) -> Any:
     return _composed(tuple(earlier), width).compose(last) if earlier else last
 
 
-@lru_cache(maxsize=8)
 def _run(mechanism: Mechanism, count: int, width: float) -> Any:
     """Return `count` repetitions of one mechanism."""
     step = _step(mechanism, width)
@@ -180,7 +179,7 @@ def _gaussian(sigma: float, relation: Relation, width: float, rate: float = 1.0)
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _step(mechanism: Mechanism, width: float) -> Any:
     """Return one release."""
     from dp_accounting.pld import privacy_loss_distribution

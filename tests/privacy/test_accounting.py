@@ -252,6 +252,7 @@ def test_never_below_a_proved_lower_bound(rate, sigma, steps):
     assert ours >= poisson_lower_bound(rate, sigma, steps, 1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Optimal order:UserWarning")
 @pytest.mark.parametrize(("rate", "sigma", "steps"), GRID[:5])
 def test_agrees_with_the_second_implementation(rate, sigma, steps):
     from opacus.accountants import PRVAccountant, RDPAccountant

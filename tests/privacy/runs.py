@@ -1,0 +1,103 @@
+"""Small private runs that several test files use."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from clipless import PrivacyEngine, losses
+from clipless import nn as lip
+
+
+def mlp(classes=3):
+    return nn.Sequential(
+        lip.BoundedInput(1.0),
+        lip.SpectralLinear(6, 8, bias=True),
+        lip.GroupSort(2),
+        lip.SpectralLinear(8, classes),
+    )
+
+
+def cnn(classes=3):
+    return nn.Sequential(
+        lip.BoundedInput(2.0),
+        lip.SpectralConv2d(1, 4, 3, stride=2, padding="same", bias=True),
+        lip.MaxMin(),
+        lip.ScaledL2NormPool2d(2),
+        nn.Flatten(),
+        lip.SpectralLinear(4, classes),
+    )
+
+
+def residual(classes=3):
+    return nn.Sequential(
+        lip.BoundedInput(2.0),
+        lip.SpectralConv2d(1, 4, 3, padding="same"),
+        lip.Residual(nn.Sequential(lip.SpectralConv2d(4, 4, 3, padding="same"), lip.GroupSort(2))),
+        lip.ScaledGlobalAvgPool2d(),
+        lip.SpectralLinear(4, classes),
+    )
+
+
+SHAPES = {mlp: (6,), cnn: (1, 4, 4), residual: (1, 4, 4)}
+
+
+def examples(count, shape=(6,), classes=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, *shape, generator=generator)
+    y = torch.randint(classes, (count,), generator=generator)
+    return x, y
+
+
+class Run:
+    """Everything of one private run, with an ordinary training loop."""
+
+    def __init__(
+        self, model=None, data=None, criterion=None, batch_size=20, engine=None, lr=0.1,
+        optimizer=None, **options,
+    ):  # fmt: skip
+        self.model = mlp() if model is None else model
+        data = examples(100) if data is None else data
+        self.criterion = losses.CrossEntropy() if criterion is None else criterion
+        self.engine = PrivacyEngine(seed=0) if engine is None else engine
+        optimizer = optimizer or torch.optim.SGD(
+            [p for p in self.model.parameters() if p.requires_grad], lr=lr
+        )
+        if "target_epsilon" in options:
+            make = self.engine.make_private_with_epsilon
+        else:
+            make = self.engine.make_private
+            options.setdefault("noise_multiplier", 1.0)
+        self.model, self.optimizer, self.loader = make(
+            module=self.model,
+            optimizer=optimizer,
+            data_loader=DataLoader(TensorDataset(*data), batch_size=batch_size),
+            criterion=self.criterion,
+            **options,
+        )
+        self._batches = iter(())
+
+    def batch(self):
+        """The next batch, over as many epochs as it takes."""
+        for batch in self._batches:
+            return batch
+        self._batches = iter(self.loader)
+        return next(self._batches)
+
+    def backward(self, x, y):
+        loss = self.criterion(self.model(x), y)
+        loss.backward()
+        return loss
+
+    def step(self):
+        """One whole step, however many micro-batches it has."""
+        self.optimizer.zero_grad()
+        while True:
+            self.backward(*self.batch())
+            if self.loader.current.is_last:
+                break
+        self.optimizer.step()
+
+    def steps(self, count):
+        for _ in range(count):
+            self.step()
+        return self
