@@ -65,32 +65,34 @@ def residual_bound(matrices: Tensor) -> Tensor:
 
 
 def _normalise(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale every matrix to a largest entry in [1/2, 1], by a power of two: this is exact."""
+    """Scale every matrix to a largest entry in [1/2, 1], by a power of two: this is exact.
+
+    The scale of a matrix with non-finite entries is infinite, and the scaled matrix meaningless.
+    """
     if matrices.is_complex():
         wide = matrices.to(torch.complex128)
-        largest = torch.maximum(wide.real.abs(), wide.imag.abs()).amax(dim=(-2, -1))
+        parts = torch.view_as_real(wide).flatten(-3)
     else:
         wide = matrices.to(torch.float64)
-        largest = wide.abs().amax(dim=(-2, -1))
+        parts = wide.flatten(-2)
+    low, high = torch.aminmax(parts, dim=-1)
+    largest = torch.maximum(-low, high)
     _, exponent = torch.frexp(largest)
     scale = torch.ldexp(torch.ones_like(largest), exponent)
-    unusable = ~torch.isfinite(largest)
-    scale = torch.where(unusable | (largest == 0), torch.ones_like(scale), scale)
-    scaled = wide / scale[..., None, None]
-    # A non-finite matrix is replaced by zeros here and its bound by infinity in _finish.
-    scaled = torch.where(unusable[..., None, None], torch.zeros_like(scaled), scaled)
-    return scaled, torch.where(unusable, torch.full_like(scale, torch.inf), scale)
+    scale = torch.where(largest == 0, torch.ones_like(scale), scale)
+    scale = torch.where(torch.isfinite(largest), scale, torch.full_like(scale, torch.inf))
+    return wide / scale[..., None, None], scale
 
 
 def _gram(scaled: Tensor) -> tuple[Tensor, Tensor]:
     """Return the Gram matrix on the smaller side, and a bound of its error in Frobenius norm.
 
     A computed product of matrices with inner dimension n is off by at most
-    `n u ||A||_F ||B||_F`, whatever the order of summation.
+    `n u ||A||_F ||B||_F`, whatever the order of summation; ||A||_F^2 is the trace of the product.
     """
     rows, columns = scaled.shape[-2:]
     gram = scaled @ scaled.mH if rows <= columns else scaled.mH @ scaled
-    energy = _frobenius(scaled) ** 2
+    energy = _mean_eigenvalue(gram) * gram.shape[-1] * (1 + 1e-9)
     return gram, (max(rows, columns) + 4) * _UNIT * energy
 
 
@@ -137,7 +139,5 @@ def _frobenius(matrices: Tensor) -> Tensor:
 
 def _finish(squared_norm: Tensor, scale: Tensor) -> Tensor:
     """Turn a bound of the largest Gram eigenvalue into one of the norm, in the original scale."""
-    root = torch.sqrt(squared_norm) * _SCALAR_SLACK
-    infinite = torch.isinf(scale)
-    bound = root * torch.where(infinite, torch.ones_like(scale), scale)
-    return torch.where(infinite, scale, bound)
+    bound = torch.sqrt(squared_norm) * _SCALAR_SLACK * scale
+    return torch.where(torch.isfinite(scale), bound, scale)

@@ -1,0 +1,47 @@
+"""Committed results: every figure with the machine, date, versions and command behind it."""
+
+import json
+import os
+import platform
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0].split(":")[1].strip() if names else cpu
+    found = {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def save(name: str, results: Any, *, notes: str = "") -> Path:
+    """Write `results/<name>.json`."""
+    import clipless
+
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    record = {
+        "command": " ".join(["python", *sys.argv]),
+        "date": date.today().isoformat(),
+        "machine": machine(),
+        "versions": {
+            "clipless": clipless.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "notes": notes,
+        "results": results,
+    }
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    return path
