@@ -19,10 +19,15 @@ class SessionHook:
     def __init__(self, owner: object, action: Callable[..., Any]) -> None:
         self._owner = weakref.ref(owner)
         self._action = weakref.WeakMethod(action)
+        # Compiled code stops here and calls the hook. Wrapped now and not by a decorator, which
+        # would load the compiler as soon as this library is imported.
+        self._run = torch.compiler.disable(self._pass_on)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, owner: object, *arguments: Any) -> Any:
         """Pass the call on if it comes from the owner itself."""
+        return self._run(owner, *arguments)
+
+    def _pass_on(self, owner: object, *arguments: Any) -> Any:
         action = self._action()
         if action is None or self._owner() is not owner:
             return None

@@ -100,7 +100,7 @@ def test_naive_pairs_would_break_at_ties():
 
     tie = torch.ones(2, dtype=torch.float64)
     assert jacobian_norm(naive, tie) == pytest.approx(math.sqrt(2))
-    for name in SORTS[:1] + ["MaxMin"]:
+    for name in [*SORTS[:1], "MaxMin"]:
         assert jacobian_norm(LAYERS[name](), tie) <= 1 + 1e-12
 
 

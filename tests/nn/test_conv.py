@@ -34,7 +34,7 @@ def spike_kernel(layer):
 
 KERNELS = [worst_kernel, random_kernel, spike_kernel]
 FORMS_1D = [
-    dict(kernel_size=k, stride=s, dilation=d, groups=g, padding=p)
+    {"kernel_size": k, "stride": s, "dilation": d, "groups": g, "padding": p}
     for k, s, d, g, p in itertools.product(
         (1, 2, 3, 4, 5), (1, 2, 3, 4), (1, 2, 3), (1, 2), ("same", "valid", 1, 7)
     )
@@ -58,26 +58,26 @@ def test_sequences_never_exceed_the_norm(fill, constraint):
 
 
 FORMS_2D = [
-    dict(kernel_size=3),
-    dict(kernel_size=3, padding="same"),
-    dict(kernel_size=3, padding=4),
-    dict(kernel_size=3, padding="same", stride=2),
-    dict(kernel_size=(2, 5), padding="same", stride=(1, 2)),
-    dict(kernel_size=4, padding="same", stride=3),
-    dict(kernel_size=3, padding="same", dilation=2),
-    dict(kernel_size=3, padding="same", dilation=2, stride=2),
-    dict(kernel_size=3, padding="same", dilation=(2, 3), stride=(4, 6)),
-    dict(kernel_size=1),
-    dict(kernel_size=1, stride=2),
-    dict(kernel_size=7, padding="same"),
-    dict(kernel_size=9, padding="same"),  # larger than the image
-    dict(kernel_size=3, padding="same", groups=2),
-    dict(kernel_size=2, padding=1, groups=4, stride=2),
-    dict(kernel_size=3, padding="same", padding_mode="circular"),
-    dict(kernel_size=2, padding="same", padding_mode="circular"),
-    dict(kernel_size=(3, 2), padding="same", padding_mode="circular", stride=(2, 3)),
-    dict(kernel_size=3, padding="same", padding_mode="circular", dilation=2, stride=2),
-    dict(kernel_size=6, padding="same", padding_mode="circular"),
+    {"kernel_size": 3},
+    {"kernel_size": 3, "padding": "same"},
+    {"kernel_size": 3, "padding": 4},
+    {"kernel_size": 3, "padding": "same", "stride": 2},
+    {"kernel_size": (2, 5), "padding": "same", "stride": (1, 2)},
+    {"kernel_size": 4, "padding": "same", "stride": 3},
+    {"kernel_size": 3, "padding": "same", "dilation": 2},
+    {"kernel_size": 3, "padding": "same", "dilation": 2, "stride": 2},
+    {"kernel_size": 3, "padding": "same", "dilation": (2, 3), "stride": (4, 6)},
+    {"kernel_size": 1},
+    {"kernel_size": 1, "stride": 2},
+    {"kernel_size": 7, "padding": "same"},
+    {"kernel_size": 9, "padding": "same"},  # larger than the image
+    {"kernel_size": 3, "padding": "same", "groups": 2},
+    {"kernel_size": 2, "padding": 1, "groups": 4, "stride": 2},
+    {"kernel_size": 3, "padding": "same", "padding_mode": "circular"},
+    {"kernel_size": 2, "padding": "same", "padding_mode": "circular"},
+    {"kernel_size": (3, 2), "padding": "same", "padding_mode": "circular", "stride": (2, 3)},
+    {"kernel_size": 3, "padding": "same", "padding_mode": "circular", "dilation": 2, "stride": 2},
+    {"kernel_size": 6, "padding": "same", "padding_mode": "circular"},
 ]
 
 
@@ -309,20 +309,20 @@ def test_parameters_are_plain():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(groups=3), "groups=3"),
-        (dict(groups=0), "groups=0"),
-        (dict(kernel_size=0), "kernel_size"),
-        (dict(kernel_size=(3, 3, 3)), "kernel_size"),
-        (dict(kernel_size=2.5), "kernel_size|float"),
-        (dict(stride=0), "stride"),
-        (dict(dilation=-1), "dilation"),
-        (dict(padding=-1), "padding"),
-        (dict(padding="full"), "padding"),
-        (dict(padding=(1, 2, 3)), "padding"),
-        (dict(norm=0), "norm"),
-        (dict(bias_norm=-2.0), "bias_norm"),
-        (dict(constraint="box"), "constraint"),
-        (dict(certificate_size=0), "certificate_size"),
+        ({"groups": 3}, "groups=3"),
+        ({"groups": 0}, "groups=0"),
+        ({"kernel_size": 0}, "kernel_size"),
+        ({"kernel_size": (3, 3, 3)}, "kernel_size"),
+        ({"kernel_size": 2.5}, "kernel_size|float"),
+        ({"stride": 0}, "stride"),
+        ({"dilation": -1}, "dilation"),
+        ({"padding": -1}, "padding"),
+        ({"padding": "full"}, "padding"),
+        ({"padding": (1, 2, 3)}, "padding"),
+        ({"norm": 0}, "norm"),
+        ({"bias_norm": -2.0}, "bias_norm"),
+        ({"constraint": "box"}, "constraint"),
+        ({"certificate_size": 0}, "certificate_size"),
     ],
     ids=str,
 )
