@@ -62,7 +62,7 @@ def divide(site: Site, a: Any, b: Any) -> Bound:
         site.refuse("it divides by a tensor that depends on the example: no Lipschitz constant.")
     if isinstance(b, Tensor):
         _check_keeps_shape(site, a)
-        smallest = float(b.detach().abs().min())
+        smallest = _extreme(b.detach(), largest=False)
     else:
         smallest = abs(_number(site, b))
     if not smallest > 0:
@@ -94,8 +94,16 @@ def _addend_norm(site: Site, term: Any) -> float:
 def _largest(site: Site, constant: Any, x: Signal) -> float:
     if isinstance(constant, Tensor):
         _check_keeps_shape(site, x)
-        return float(constant.detach().abs().max())
+        return _extreme(constant.detach(), largest=True)
     return abs(_number(site, constant))
+
+
+def _extreme(constant: Tensor, *, largest: bool) -> float:
+    """The largest or smallest absolute entry of a constant tensor; of none, zero or infinity."""
+    sizes = constant.to(torch.float64).abs()
+    if sizes.numel() == 0:
+        return 0.0 if largest else math.inf
+    return float(sizes.max() if largest else sizes.min())
 
 
 def _number(site: Site, value: Any) -> float:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from clipless import nn as lip
+from clipless.bounds._activation_rules import saturated
 from clipless.bounds._rule import Bound, Signal, Site, register
 
 
@@ -49,6 +50,11 @@ def _affine(layer: Any, x: Signal, *, positions: int, gain: float = 1.0) -> Boun
 def _check_circular(site: Site, size: tuple[int, ...]) -> None:
     """Circular padding keeps the patch count only if windows wrap around whole images."""
     layer = site.module
+    if any(
+        sum(pair) != d * (k - 1)
+        for pair, k, d in zip(layer.padding, layer.kernel_size, layer.dilation, strict=True)
+    ):
+        site.refuse('circular padding must add dilation * (kernel_size - 1) pixels: use "same".')
     for n, k, d, s in zip(size, layer.kernel_size, layer.dilation, layer.stride, strict=True):
         if d * (k - 1) + 1 > n or n % s:
             site.refuse(
@@ -130,7 +136,7 @@ def centering(site: Site, x: Signal) -> Bound:
 @register(lip.BallProjection)
 def ball_projection(site: Site, x: Signal) -> Bound:
     """x min(1, c / ||x||): l = 1, output min(X, c)."""
-    return Bound(lipschitz=1.0, output=min(x.norm, site.module.radius))
+    return Bound(lipschitz=1.0, output=saturated(x, site.module.radius))
 
 
 @register(lip.BoundedInput)

@@ -99,7 +99,9 @@ def adaptive_average_pooling(site: Site, x: Signal) -> Bound:
 
 @register(nn.ZeroPad1d, nn.ZeroPad2d)
 def zero_padding(site: Site, x: Signal) -> Bound:
-    """Adds zeros: l = 1, output X."""
+    """Adds zeros (or cuts, if negative): l = 1, output X. The axes must be the example's own."""
+    if len(x.shape) < len(site.module.padding) // 2:
+        site.refuse("it would pad the batch axis. Give examples as many axes as are padded.")
     return shapes.rearrange(site, x)
 
 
@@ -111,4 +113,4 @@ def hard_clip(site: Site, x: Signal) -> Bound:
     if not layer.min_val <= 0 <= layer.max_val:
         site.refuse("its range does not contain 0, so it does not map 0 to 0.")
     ceiling = max(-layer.min_val, layer.max_val) * math.sqrt(x.size)
-    return Bound(lipschitz=1.0, output=min(x.norm, ceiling))
+    return Bound(lipschitz=1.0, output=activations.saturated(x, ceiling))

@@ -62,7 +62,7 @@ def max_pool(
     """A pixel lies in at most m windows: l = sqrt(m), output sqrt(m) X."""
     if return_indices:
         site.refuse("indices of a maximum are not a Lipschitz function. Use return_indices=False.")
-    axes = len(x.shape) - 1
+    axes = _image_axes(site, x)
     window = _per_axis(kernel_size, axes)
     strides = _per_axis(stride, axes) if stride else window
     lipschitz = math.sqrt(patch_multiplicity(window, strides, _per_axis(dilation, axes)))
@@ -84,7 +84,7 @@ def avg_pool(
 
     With another divisor v it is sqrt(m w) / v.
     """
-    axes = len(x.shape) - 1
+    axes = _image_axes(site, x)
     if ceil_mode:
         site.refuse("ceil_mode divides windows at the border by fewer cells. Use ceil_mode=False.")
     padded = any(_per_axis(padding, axes))
@@ -103,6 +103,7 @@ def avg_pool(
 @register(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, torch.adaptive_avg_pool1d)
 def adaptive_avg_pool(site: Site, x: Signal, output_size: Any) -> Bound:
     """Disjoint windows of w cells: l = 1 / sqrt(w), output l X."""
+    _image_axes(site, x)
     size, reduced = x.shape[1:], site.output_shape[1:]
     if any(n % o for n, o in zip(size, reduced, strict=True)):
         site.refuse(
@@ -110,6 +111,20 @@ def adaptive_avg_pool(site: Site, x: Signal, output_size: Any) -> Bound:
             "unevenly. Use an output size that divides it."
         )
     return scaling(site, x, math.sqrt(math.prod(reduced) / math.prod(size)))
+
+
+def _image_axes(site: Site, x: Signal) -> int:
+    """Number of axes that a pooling operation slides over; the channels must be there as well.
+
+    Without them torch would take the batch for the channels.
+    """
+    axes = 1 if "1d" in site.operation else 2
+    if len(x.shape) != axes + 1:
+        site.refuse(
+            f"it needs inputs (batch, channels, {'length' if axes == 1 else 'height, width'}), and "
+            f"got examples of shape {x.shape}."
+        )
+    return axes
 
 
 def _per_axis(value: Any, axes: int) -> tuple[int, ...]:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, fx, nn
 
 from clipless.bounds._rule import registered_types
 from clipless.errors import UnsupportedOperationError
 
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+
 _REASONS: dict[type[nn.Module], str] = {
+    nn.modules.instancenorm._InstanceNorm: (
+        "dividing by a standard deviation has no Lipschitz constant. Use "
+        "clipless.nn.LayerCentering or clipless.nn.BallProjection."
+    ),
     nn.modules.batchnorm._NormBase: (
         "normalisation over the batch mixes examples: removing one changes the gradients of all "
         "others, so no per-example bound exists. Use clipless.nn.LayerCentering."
@@ -33,26 +42,34 @@ def place_of(node: fx.Node) -> str:
     """Name a node for a reader: the module's path, or the function and the line that calls it."""
     if node.op == "call_module":
         return str(node.target)
-    name = node.target if isinstance(node.target, str) else _function_name(node.target)
+    name = function_name(node.target)
     stack = node.meta.get("nn_module_stack")
     owner = next(reversed(stack)) if stack else ""
     line = _user_line(node.stack_trace)
     return f"{name}() in the forward of {owner or 'the model'}" + (f" ({line})" if line else "")
 
 
-def _function_name(target: Any) -> str:
-    return getattr(target, "__name__", None) or repr(target)
+def function_name(target: Any) -> str:
+    """The name of a torch function or tensor method."""
+    return target if isinstance(target, str) else getattr(target, "__name__", None) or repr(target)
 
 
 def _user_line(stack_trace: str | None) -> str:
     """The last line of a stack trace that points into somebody's source, shortened."""
     lines = [line.strip() for line in (stack_trace or "").splitlines()]
-    places = [line for line in lines if line.startswith("File ")]
-    if not places:
+    places = [line.split(",")[:2] for line in lines if line.startswith("File ")]
+    return _last_own_place(
+        [(file.removeprefix("File ").strip('"'), n.strip()[5:]) for file, n in places]
+    )
+
+
+def _last_own_place(frames: list[tuple[str, str]]) -> str:
+    """The innermost of (file, line) that lies neither in torch nor in this library."""
+    own = [f for f in frames if not f[0].startswith((*_LIBRARIES, "<"))]
+    if not own:
         return ""
-    file, number = places[-1].split(",")[:2]
-    name = file.split("/")[-1].strip('"')
-    return f"{name}:{number.strip().removeprefix('line ')}"
+    file, number = own[-1]
+    return f"{Path(file).name}:{number}"
 
 
 def refuse_target(node: fx.Node, module: nn.Module | None) -> NoReturn:
@@ -62,7 +79,7 @@ def refuse_target(node: fx.Node, module: nn.Module | None) -> NoReturn:
         reason = _function_reason(node)
         what, name = str(node.target), "that_operation"
         if node.op == "call_function":
-            what = _function_name(node.target)
+            what = function_name(node.target)
         elif node.op == "call_method":
             what = repr(str(node.target))
     else:
@@ -91,7 +108,7 @@ def _module_reason(module: nn.Module) -> str:
 
 
 def _function_reason(node: fx.Node) -> str:
-    name = node.target if isinstance(node.target, str) else _function_name(node.target)
+    name = function_name(node.target)
     if name.endswith("_") and not name.endswith("__"):
         return "it works in place, which the trace cannot follow. Use the version without `_`."
     if name in ("iadd", "isub", "imul", "itruediv"):
@@ -120,13 +137,19 @@ def refuse_batch_axis(node: fx.Node) -> NoReturn:
 
 def refuse_altered_module(path: str, module: nn.Module) -> None:
     """Refuse modules whose type no longer says what they compute."""
-    from clipless.bounds._trace import hooks_of
+    from clipless.bounds._structure import hooks_of
 
     place = f"{path or 'the model'} ({type(module).__name__})"
     if "forward" in vars(module):
         raise UnsupportedOperationError(
             f"{place}: its forward was replaced on the instance, so its type no longer says what "
             "it computes. Write a module of its own instead."
+        )
+    hooked = [name for name, p in module.named_parameters(recurse=False) if p._backward_hooks]
+    if hooked:
+        raise UnsupportedOperationError(
+            f"{place}: the parameter {hooked[0]!r} carries a hook that could change its gradient "
+            "unseen. Remove it."
         )
     hook = next(hooks_of(module), None)
     if hook is not None:
@@ -136,17 +159,61 @@ def refuse_altered_module(path: str, module: nn.Module) -> None:
         )
 
 
+def refuse_global_hooks(torch_module: Any) -> None:
+    """Refuse hooks on all modules at once, which could change anything anywhere."""
+    for table in (
+        torch_module._global_forward_hooks,
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_backward_hooks,
+        torch_module._global_backward_pre_hooks,
+    ):
+        if table:
+            raise UnsupportedOperationError(
+                "a hook is registered on all modules (register_module_..._hook), which could "
+                "change activations or gradients unseen. Remove it."
+            )
+
+
+def refuse_augmented_assignment(node: fx.Node) -> NoReturn:
+    """Refuse `x += y` and its kind."""
+    raise UnsupportedOperationError(
+        f"the result of {place_of(node)} is changed in place, by `x += y` or by item assignment. "
+        "Every other name of the same tensor changes as well, which the trace cannot follow. "
+        "Write `x = x + y` instead."
+    )
+
+
+def refuse_self_changing() -> NoReturn:
+    """Refuse a model that a forward pass changes."""
+    raise UnsupportedOperationError(
+        "a forward pass changes the model itself (an attribute or a buffer), so the next one may "
+        "compute something else. Keep state that changes out of the model."
+    )
+
+
+def refuse_unlike_trace() -> NoReturn:
+    """Refuse a model whose trace computes something else than the model."""
+    raise UnsupportedOperationError(
+        "running the model gives something else than its trace: its forward depends on what "
+        "tracing cannot see, such as the type of its argument, an in-place change of a tensor that "
+        "has another name, or state that changes from call to call. Write the forward without it."
+    )
+
+
 def explain_trace_failure(error: Exception) -> UnsupportedOperationError:
     """Turn an error of symbolic tracing into one that says what it means here."""
     if isinstance(error, UnsupportedOperationError):
         return error
+    frames = traceback.extract_tb(error.__traceback__)
+    place = _last_own_place([(frame.filename, str(frame.lineno)) for frame in frames])
+    where = f" ({place})" if place else ""
     if isinstance(error, fx.proxy.TraceError) or "Proxy" in str(error):
         return UnsupportedOperationError(
             "the model's forward takes decisions that depend on the data or on the batch "
             "(an `if`, a loop or a conversion to a Python number). A bound must hold for every "
-            f"path: write the forward without it. The tracer said: {error}"
+            f"path: write the forward without it{where}. The tracer said: {error}"
         )
-    return UnsupportedOperationError(f"the model's forward could not be traced: {error!r}")
+    return UnsupportedOperationError(f"the model's forward could not be traced{where}: {error!r}")
 
 
 def explain_shapes(

@@ -30,6 +30,11 @@ class Signal:
         """Number of entries."""
         return math.prod(self.shape)
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the norm is known to be finite, that is: whether an input guard came before."""
+        return math.isfinite(self.norm)
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -55,6 +60,8 @@ class Site:
     """The path of the module, or the function with the module and source line that call it."""
     output_shape: tuple[int, ...]
     """Shape of one example's result (of the first, if there are several)."""
+    operation: str = ""
+    """The name of the module's type, or of the function."""
     called: nn.Module | None = None
 
     @property

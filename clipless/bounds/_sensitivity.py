@@ -11,19 +11,21 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from clipless.bounds import _trace, _walk
+from clipless.bounds import _shapes, _walk
+from clipless.bounds._refusal import refuse_self_changing
 from clipless.bounds._report import NodeBound, ParameterBound, SensitivityReport
+from clipless.bounds._structure import structure_of
 from clipless.errors import UnboundedSensitivityError
 from clipless.losses import Loss
 from clipless.nn import certify
 
-Shape = Sequence[int] | Sequence[Sequence[int]]
+Shape = int | Sequence[int] | Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
 class _Traced:
     key: tuple[Any, ...]
-    model: _trace.TracedModel
+    model: _shapes.TracedModel
 
 
 # The latest graph of every live model; a step that changes no structure finds it again.
@@ -87,7 +89,7 @@ def sensitivity(
         nodes=tuple(
             NodeBound(
                 name=str(step.node.target) if step.site.called is not None else step.node.name,
-                operation=_operation(step),
+                operation=step.site.operation,
                 output_shape=step.site.output_shape,
                 input_bounds=step.input_norms,
                 lipschitz=step.lipschitz,
@@ -129,11 +131,16 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def _traced(model: nn.Module, shapes: tuple[tuple[int, ...], ...]) -> _trace.TracedModel:
-    key = (shapes, _trace.structure_of(model))
+def _traced(model: nn.Module, shapes: tuple[tuple[int, ...], ...]) -> _shapes.TracedModel:
+    """Return the model's graph: the known one if it still is the model's, else a new one."""
+    key = (shapes, structure_of(model))
     known = _traced_models.get(model)
-    if known is None or known.key != key:
-        known = _Traced(key, _trace.trace(model, shapes))
+    if known is None or known.key != key or not _shapes.agrees_with_model(known.model, model):
+        traced = _shapes.trace(model, shapes)
+        _shapes.require_agreement(traced, model)
+        if structure_of(model) != key[1]:
+            refuse_self_changing()
+        known = _Traced(key, traced)
         _traced_models[model] = known
     return known.model
 
@@ -151,13 +158,6 @@ def _network_lipschitz(passed: _walk.ForwardPass) -> float:
     return math.hypot(*(cotangents.get(node, 0.0) for node in passed.inputs))
 
 
-def _operation(step: _walk.Step) -> str:
-    if step.site.called is not None:
-        return type(step.site.called).__name__
-    target = step.node.target
-    return target if isinstance(target, str) else getattr(target, "__name__", repr(target))
-
-
 def _unbounded(step: _walk.Step, name: str) -> str:
     if not all(map(math.isfinite, step.input_norms)):
         return (
@@ -173,7 +173,7 @@ def _unbounded(step: _walk.Step, name: str) -> str:
 
 
 def _input_shapes(shape: Shape) -> tuple[tuple[int, ...], ...]:
-    sizes: list[Any] = list(shape)
+    sizes: list[Any] = [shape] if isinstance(shape, int) else list(shape)
     if all(isinstance(size, int) for size in sizes):
         sizes = [sizes]
     shapes = tuple(tuple(int(size) for size in one) for one in sizes)

@@ -27,11 +27,21 @@ def reshape(site: Site, x: Signal, *shape: Any) -> Bound:
     """A new shape in the same order: l = 1, output X.
 
     That the batch axis stays the first and whole is checked for every tensor of the model, by
-    running it with two batch sizes.
+    running it with two batch sizes; so no other size may depend on the batch.
     """
-    if any(isinstance(size, torch.dtype) for size in shape):
+    sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+    if any(isinstance(size, torch.dtype) for size in sizes):
         site.refuse("viewing entries as another dtype has no Lipschitz constant.")
+    for position, size in enumerate(sizes):
+        if not isinstance(size, int) and not (position == 0 and getattr(size, "exact", False)):
+            site.refuse(
+                "a size depends on the batch. Only the first may, and it must be the size of the "
+                "batch itself."
+            )
     return rearrange(site, x)
+
+
+reshape.shapes_only = True  # type: ignore[attr-defined]
 
 
 @register("view_as", "reshape_as")
@@ -98,8 +108,10 @@ def unsqueeze(site: Site, x: Signal, dim: int) -> Bound:
 def getitem(site: Site, x: Any, index: Any) -> Bound:
     """Takes a part of the example, no entry twice: l = 1, output X."""
     if not isinstance(x, Signal):  # one of several results
-        return Bound(lipschitz=1.0, output=x[index].norm)
+        return Bound(lipschitz=1.0, output=x[0].norm)
     parts = index if isinstance(index, tuple) else (index,)
+    if not parts:
+        return rearrange(site, x)
     if not all(p is None or p is Ellipsis or isinstance(p, int | slice) for p in parts):
         site.refuse("only integers and slices may index a tensor: others can repeat entries.")
     if parts[0] != slice(None) and parts[0] is not Ellipsis:

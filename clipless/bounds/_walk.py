@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-from clipless.bounds._refusal import place_of, refuse_parameter
+from clipless.bounds._refusal import function_name, place_of, refuse_parameter, refuse_target
 from clipless.bounds._rule import Bound, Signal, Site, find_rule
-from clipless.bounds._trace import TracedModel, fetch
+from clipless.bounds._shapes import TracedModel, depends_on_batch, fetch
 from clipless.errors import UnsupportedOperationError
 
 
@@ -83,19 +83,29 @@ def _apply_rule(
     node: fx.Node, traced: TracedModel, model: nn.Module, signals: dict[fx.Node, Any]
 ) -> Step:
     module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
-    site = Site(where=place_of(node), output_shape=traced.shapes[node][0], called=module)
-    # A rule was found for every node when the model was traced; it may have been removed since.
+    site = Site(
+        where=place_of(node),
+        output_shape=traced.shapes[node][0],
+        operation=function_name(node.target) if module is None else type(module).__name__,
+        called=module,
+    )
     rule = find_rule(type(module) if module is not None else node.target)
     if rule is None:
-        site.refuse("its rule has been removed.")
+        refuse_target(node, module)
     for source in node.all_input_nodes:
-        if isinstance(signals[source], nn.Parameter):
+        value = signals[source]
+        if isinstance(value, Tensor) and value.requires_grad:
             refuse_parameter(node, str(source.target))
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), signals.__getitem__)
     try:
         inspect.signature(rule).bind(site, *args, **kwargs)
     except TypeError as error:
         site.refuse(f"it is called in a way its rule does not cover: {error}.")
+    if depends_on_batch((args, kwargs)) and not getattr(rule, "shapes_only", False):
+        site.refuse(
+            "it uses a number that depends on the size of the batch that was drawn, which couples "
+            "the examples. Only view and reshape may use it, as the first size."
+        )
     bound = rule(site, *args, **kwargs)
     sources = _tensor_sources(node, signals)
     lipschitz = bound.lipschitz if isinstance(bound.lipschitz, tuple) else (bound.lipschitz,)

@@ -77,18 +77,3 @@ class Loss(torch.nn.Module, ABC):
     def extra_repr(self) -> str:
         """Describe the settings inside the module's printed form."""
         return f"reduction={self.reduction!r}"
-
-
-def project_rows_to_ball(rows: Tensor, radius: float) -> Tensor:
-    """Project every row of a `(B, n)` tensor onto the ball: `x * min(1, radius / ||x||)`.
-
-    The map is 1-Lipschitz. Rows are first divided by `s = max(radius, largest |entry|)`, on which
-    the result does not depend: nothing overflows, and the derivative at zero is the identity.
-    If `s` exceeds the radius, the scaled row has an entry +-1 and a norm of at least 1; so the
-    test `norm < 1` picks out exactly the rows inside the ball.
-    """
-    scale = rows.abs().amax(dim=1, keepdim=True).clamp(min=radius).detach()
-    scaled = rows / scale
-    squared_norm = scaled.square().sum(dim=1, keepdim=True)
-    squared_norm = torch.where(squared_norm < 1, torch.ones_like(squared_norm), squared_norm)
-    return radius * (scaled / squared_norm.sqrt())

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clipless._arguments import positive
-from clipless.losses._base import Loss, Reduction, project_rows_to_ball
+from clipless._geometry import scale_into_ball
+from clipless.losses._base import Loss, Reduction
 from clipless.losses._validation import (
     class_count,
     class_membership,
@@ -147,7 +148,7 @@ class CosineSimilarity(Loss):
         output = scores("CosineSimilarity", output)
         class_count("CosineSimilarity", output.shape[1:])
         member = class_membership("CosineSimilarity", output, target)
-        cosines = project_rows_to_ball(output, self.floor) / self.floor
+        cosines = scale_into_ball(output, self.floor) / self.floor
         return -torch.where(member, cosines, 0.0).sum(dim=1)
 
     def extra_repr(self) -> str:

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clipless._arguments import positive
-from clipless.losses._base import Loss, Reduction, project_rows_to_ball
+from clipless._geometry import scale_into_ball
+from clipless.losses._base import Loss, Reduction
 from clipless.losses._validation import optional_count, output_count, regression_rows
 
 
@@ -131,8 +132,8 @@ class SquaredError(Loss):
     def per_example(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the squared distance of every example."""
         output, target = regression_rows("SquaredError", output, target)
-        output = project_rows_to_ball(output, self.output_bound)
-        target = project_rows_to_ball(target, self.target_bound)
+        output = scale_into_ball(output, self.output_bound)
+        target = scale_into_ball(target, self.target_bound)
         return (output - target).square().sum(dim=1)
 
     def extra_repr(self) -> str:

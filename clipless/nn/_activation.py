@@ -106,7 +106,7 @@ class Householder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, ...) with `channels` along `dim` -> the same shape."""
-        pairs = x.movedim(self.dim, -1).unflatten(-1, (-1, 2))
+        pairs = x.movedim(self.dim, -1).unflatten(-1, (self.channels // 2, 2))
         first, second = pairs.unbind(-1)
         half = self.angles / 2
         kept = first * torch.sin(half) - second * torch.cos(half) > 0

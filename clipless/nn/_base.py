@@ -73,6 +73,14 @@ class AffineModule(ConstrainedModule):
         return constraints
 
 
+def draw_orthogonal(weight: Tensor, *, gain: float) -> None:
+    """Fill a weight with a random orthogonal matrix, drawn in a precision that can hold one."""
+    if weight.dtype in (torch.float32, torch.float64):
+        nn.init.orthogonal_(weight, gain=gain)
+    else:
+        weight.copy_(nn.init.orthogonal_(torch.empty_like(weight, dtype=torch.float32), gain=gain))
+
+
 def constrained_modules(model: nn.Module) -> Iterator[tuple[str, ConstrainedModule]]:
     """Yield every constrained layer of a model with its path, each layer once."""
     for path, module in model.named_modules():
@@ -120,6 +128,8 @@ def certify(model: nn.Module) -> dict[str, Certificate]:
 
 
 def _project_all(pairs: Sequence[tuple[nn.Parameter, Constraint]]) -> None:
+    # A weight shared by layers of different norms ends in the smallest of its sets.
+    pairs = sorted(pairs, key=lambda pair: -pair[1].radius)
     for constraint, members in _groups(pairs).items():
         parameters: list[Tensor] = [pairs[index][0] for index in members]
         projected = constraint[0].project(torch.stack(parameters))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clipless._arguments import positive
-from clipless.nn._base import AffineModule
+from clipless.nn._base import AffineModule, draw_orthogonal
 from clipless.spectral import (
     Constraint,
     ConvolutionBall,
@@ -93,7 +93,7 @@ class _SpectralConv(AffineModule):
         """Draw an orthogonal kernel in every group, a zero bias, and project."""
         with torch.no_grad():
             for part in self.weight.chunk(self.groups):
-                nn.init.orthogonal_(part, gain=self.norm)
+                draw_orthogonal(part, gain=self.norm)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         self.project()
@@ -105,7 +105,7 @@ class _SpectralConv(AffineModule):
         if self.padding_mode == "circular":
             x = F.pad(x, self._flat_padding(), mode="circular")
             symmetric = [0] * self.axes
-        elif any(before != after for before, after in self.padding):
+        elif symmetric != [after for _, after in self.padding]:
             x = F.pad(x, self._flat_padding())
             symmetric = [0] * self.axes
         return self._convolve(x, kernel, symmetric)

@@ -34,6 +34,8 @@ class Embedding(ConstrainedModule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if num_embeddings < 1 or embedding_dim < 1:
+            raise ValueError(f"sizes must be positive, got {num_embeddings} x {embedding_dim}")
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.norm = positive("norm", norm)

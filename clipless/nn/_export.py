@@ -27,21 +27,28 @@ def to_torch(model: nn.Module) -> nn.Module:
 def _export(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
     if module in done:
         return done[module]
-    for name, child in list(module.named_children()):
-        setattr(module, name, _export(child, done))
-    if type(module).__module__.split(".")[0] != _PACKAGE:
-        exported = module
-    elif hasattr(module, "to_torch"):
-        exported = module.to_torch()  # type: ignore[operator]
-    else:
-        graph = _OneLevelTracer().trace(module)
-        for node in graph.nodes:
-            node.type = None  # an annotation kept as text would not survive saving
-        graph._tracer_cls = None  # else the saved module would ask for this library's tracer
-        exported = fx.GraphModule(module, graph, class_name=type(module).__name__)
-    exported.train(module.training)
+    for name, child in list(module._modules.items()):
+        if child is not None:
+            module._modules[name] = _export(child, done)
+    exported = module
+    if type(module).__module__.split(".")[0] == _PACKAGE:
+        exported = _plain(module)
     done[module] = exported
     return exported
+
+
+def _plain(module: nn.Module) -> nn.Module:
+    """Return what replaces one layer of this library, whose children are exported already."""
+    if hasattr(module, "to_torch"):
+        plain: nn.Module = module.to_torch()  # type: ignore[operator]
+        return plain.train(module.training)
+    graph = _OneLevelTracer().trace(module)
+    for node in graph.nodes:
+        node.type = None  # an annotation kept as text would not survive saving
+    graph._tracer_cls = None  # else the saved module would ask for this library's tracer
+    traced = fx.GraphModule(module, graph, class_name=type(module).__name__)
+    traced.training = module.training
+    return traced
 
 
 class _OneLevelTracer(fx.Tracer):

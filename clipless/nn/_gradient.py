@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless._arguments import positive
+from clipless._geometry import scale_into_ball
 
 
 class ClipGradient(nn.Module):
@@ -61,17 +62,7 @@ class _ClipCotangent(torch.autograd.Function):
 def clip_rows(rows: Tensor, norm: float) -> Tensor:
     """Return rows made finite (other entries become zeros) and scaled to norm at most `norm`.
 
-    A row within the norm is returned bit for bit. One whose norm overflows becomes zero.
+    A finite row within the norm is returned bit for bit.
     """
     finite = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
     return scale_into_ball(finite, norm)
-
-
-def scale_into_ball(rows: Tensor, radius: float) -> Tensor:
-    """Return `x * min(1, radius / ||x||)` for every row x; rows inside are returned bit for bit."""
-    flat = rows.unsqueeze(-1).flatten(1)
-    length = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
-    outside = length > radius
-    # The inner choice keeps the derivative finite where the norm is zero.
-    factor = torch.where(outside, radius / torch.where(outside, length, 1.0), 1.0)
-    return (flat * factor).view_as(rows)

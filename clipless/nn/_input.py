@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless._arguments import positive
+from clipless._geometry import scale_into_ball
 
 
 class BoundedInput(nn.Module):
@@ -34,19 +35,15 @@ class BoundedInput(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, ...) -> the same shape, every example of norm at most `norm`."""
-        flat = torch.nan_to_num(x.unsqueeze(-1).flatten(1), nan=0.0, posinf=0.0, neginf=0.0)
-        # The norm is taken of entries scaled to at most one: squares neither overflow nor vanish.
+        finite = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
+        if self.mode == "clip":
+            return scale_into_ball(finite, self.norm)
+        flat = finite.unsqueeze(-1).flatten(1)
+        # Entries are scaled to at most one first: their squares neither overflow nor vanish.
         largest = flat.detach().abs().amax(dim=1, keepdim=True)
-        largest = torch.where(largest > 0, largest, 1.0)
-        unit = flat / largest
+        unit = flat / torch.where(largest > 0, largest, 1.0)
         length = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
-        if self.mode == "sphere":
-            bounded = unit * (self.norm / torch.where(length > 0, length, 1.0))
-        else:
-            # radius / max(||x||, radius), with both sides of the quotient in units of `largest`.
-            radius = self.norm / largest
-            bounded = flat * (radius / torch.maximum(length, radius))
-        return bounded.view_as(x)
+        return (unit * (self.norm / torch.where(length > 0, length, 1.0))).view_as(x)
 
     def extra_repr(self) -> str:
         """The arguments, for printing."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clipless._arguments import positive
-from clipless.nn._base import AffineModule
+from clipless.nn._base import AffineModule, draw_orthogonal
 from clipless.spectral import Constraint, EuclideanBall, Orthogonal, SpectralBall
 
 
@@ -37,7 +37,8 @@ class _Linear(AffineModule):
 
     def reset_parameters(self) -> None:
         """Draw an orthogonal weight of norm `norm`, a zero bias, and project."""
-        nn.init.orthogonal_(self.weight, gain=self.norm)
+        with torch.no_grad():
+            draw_orthogonal(self.weight, gain=self.norm)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
         self.project()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from clipless._arguments import positive
+from clipless._geometry import scale_into_ball
 from clipless.nn._activation import own_axis
-from clipless.nn._gradient import scale_into_ball
 
 
 class LayerCentering(nn.Module):

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from clipless.bounds._shapes import is_rehearsing
+
 
 class SessionHook:
     """Calls a method of a session for one owner (a module or an optimizer).
@@ -29,7 +31,7 @@ class SessionHook:
 
     def _pass_on(self, owner: object, *arguments: Any) -> Any:
         action = self._action()
-        if action is None or self._owner() is not owner:
+        if action is None or self._owner() is not owner or is_rehearsing():
             return None
         return action(owner, *arguments)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless.bounds import sensitivity
-from clipless.bounds._trace import structure_of
+from clipless.bounds._structure import structure_of
 from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.losses import Loss
 from clipless.nn import ClipGradient, ConstrainedModule, certify, project
@@ -129,16 +129,20 @@ class TrainingSession:
     # --- the forward pass ------------------------------------------------------------------------
 
     def _before_forward(self, model: nn.Module, inputs: Any) -> None:
-        self._inside_forward = True
-        if model.training and torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return
+        if model.training:
             self._check_weights()
             structure = structure_of(model, numbers=True)
             if structure != self._structure:
                 self._adopt_structure(structure)
+        self._inside_forward = True
 
     def _after_forward(self, model: nn.Module, inputs: Any, output: Any) -> Tensor | None:
+        if not torch.is_grad_enabled():
+            return None
         self._inside_forward = False
-        if not torch.is_grad_enabled() or not isinstance(output, Tensor):
+        if not isinstance(output, Tensor):
             return None
         call = ForwardCall(session=self, training=model.training, rows=output.shape[0])
         return guard_output(output, call)

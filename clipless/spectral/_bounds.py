@@ -69,19 +69,19 @@ def _normalise(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
     The scale of a matrix with non-finite entries is infinite, and the scaled matrix meaningless.
     """
-    if matrices.is_complex():
-        wide = matrices.to(torch.complex128)
-        parts = torch.view_as_real(wide).flatten(-3)
-    else:
-        wide = matrices.to(torch.float64)
-        parts = wide.flatten(-2)
-    low, high = torch.aminmax(parts, dim=-1)
+    wide = matrices.to(torch.complex128 if matrices.is_complex() else torch.float64)
+    # Complex numbers as pairs: complex division would lose the smallest of them.
+    parts = torch.view_as_real(wide) if matrices.is_complex() else wide[..., None]
+    low, high = torch.aminmax(parts.flatten(-3), dim=-1)
     largest = torch.maximum(-low, high)
     _, exponent = torch.frexp(largest)
     scale = torch.ldexp(torch.ones_like(largest), exponent)
     scale = torch.where(largest == 0, torch.ones_like(scale), scale)
     scale = torch.where(torch.isfinite(largest), scale, torch.full_like(scale, torch.inf))
-    return wide / scale[..., None, None], scale
+    scaled = parts / scale[..., None, None, None]
+    if matrices.is_complex():
+        return torch.view_as_complex(scaled), scale
+    return scaled.squeeze(-1), scale
 
 
 def _gram(scaled: Tensor) -> tuple[Tensor, Tensor]:

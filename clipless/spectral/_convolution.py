@@ -26,9 +26,10 @@ def patch_multiplicity(
         >>> patch_multiplicity((3, 3), (1, 1), (1, 1)), patch_multiplicity((3,), (2,), (1,))
         (9, 2)
     """
-    return math.prod(
+    counts = [
         -(-k * math.gcd(s, d) // s) for k, s, d in zip(kernel_size, stride, dilation, strict=True)
-    )
+    ]
+    return math.prod(counts)
 
 
 def fourier_bound(

@@ -113,9 +113,16 @@ def clip_singular_values(matrices: Tensor, *, radius: float = 1.0) -> Tensor:
     if rows > columns:
         return clip_singular_values(matrices.mT, radius=radius).mT
     wide = matrices.to(torch.float64)
-    eigenvalues, vectors = torch.linalg.eigh(wide @ wide.mT)
+    largest = wide.abs().amax(dim=(-2, -1), keepdim=True)
+    finite = torch.isfinite(largest)
+    # Far outside, scaling down first loses nothing that the clipping would have kept.
+    reach = 1e6 * radius
+    shrunk = torch.where(largest > reach, wide * (reach / largest), wide)
+    shrunk = torch.where(finite, shrunk, torch.zeros_like(shrunk))
+    eigenvalues, vectors = torch.linalg.eigh(shrunk @ shrunk.mT)
     singular = eigenvalues.clamp_min(0).sqrt()
     shrink = radius / singular.clamp_min(radius)
     # W - V diag(1 - shrink) V^T W: exact where nothing needs clipping.
-    correction = (vectors * (1 - shrink)[..., None, :]) @ (vectors.mT @ wide)
-    return (wide - correction).to(matrices.dtype)
+    correction = (vectors * (1 - shrink)[..., None, :]) @ (vectors.mT @ shrunk)
+    # What is not finite is left as it is, for its certificate to say so.
+    return torch.where(finite, shrunk - correction, wide).to(matrices.dtype)

@@ -729,6 +729,8 @@ ODD = {
     "viewed as integers by keyword": lambda m, x: x.view(dtype=torch.int32),
     "output argument": lambda m, x: torch.add(x, x, out=x),
     "nothing times the unbounded": lambda m, x: x * 0,
+    "axis from the size of the batch": lambda m, x: x * x.shape[x.shape[0] - 2],
+    "axis from the rank": lambda m, x: x / x.size(x.dim() - 1),
 }
 
 

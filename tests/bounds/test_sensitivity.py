@@ -10,7 +10,7 @@ from torch import nn
 
 from clipless import losses
 from clipless import nn as lip
-from clipless.bounds import Bound, _trace, register, sensitivity, unregister
+from clipless.bounds import Bound, _shapes, register, sensitivity, unregister
 from clipless.errors import UnboundedSensitivityError
 
 
@@ -249,8 +249,8 @@ class Switch(nn.Module):
 def traces(monkeypatch):
     """Count how often a model is traced."""
     count = []
-    original = _trace.trace
-    monkeypatch.setattr(_trace, "trace", lambda *a: (count.append(1), original(*a))[1])
+    original = _shapes.trace
+    monkeypatch.setattr(_shapes, "trace", lambda *a: (count.append(1), original(*a))[1])
     return count
 
 

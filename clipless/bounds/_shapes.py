@@ -1,0 +1,285 @@
+"""The shapes in a traced model, and proof that the batch stays an axis of its own.
+
+The graph is run on tensors without entries, with two batch sizes: every tensor must have the batch
+as its first axis, whole, in both. Numbers that come from the size of the batch are followed: they
+may shape a tensor and do nothing else. Last, model and graph are run on a few random entries, and
+must agree.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from clipless.bounds._refusal import explain_shapes, refuse_batch_axis, refuse_unlike_trace
+from clipless.bounds._trace import check_rules, is_query
+from clipless.nn import Embedding
+
+# Two sizes, so that an axis that merely happens to have the size of the batch is found out.
+_BATCH_SIZES = (2, 3)
+
+
+@dataclass(frozen=True)
+class BatchNumber:
+    """A number that comes from the size of the batch: `exact` if it is that size itself."""
+
+    exact: bool
+
+    def __repr__(self) -> str:
+        return "a number that depends on the size of the batch"
+
+
+@dataclass(frozen=True)
+class TracedModel:
+    """A model's graph with the shapes, without the batch axis, of every tensor in it."""
+
+    graph: fx.Graph
+    shapes: Mapping[fx.Node, tuple[tuple[int, ...], ...]]
+    """For every node that yields tensors, the shape of each."""
+    is_tuple: frozenset[fx.Node]
+    """Nodes that yield several tensors."""
+    values: Mapping[fx.Node, Any]
+    """For every other node, its value, with a `BatchNumber` where the batch size enters."""
+    constants: Mapping[str, Tensor]
+    """Tensors that the model's code creates on the fly."""
+    input_shapes: tuple[tuple[int, ...], ...]
+
+
+def trace(model: nn.Module, input_shapes: Sequence[tuple[int, ...]]) -> TracedModel:
+    """Trace `model` on examples of the given shapes, or refuse with the reason."""
+    graph, constants = check_rules(model)
+    wanted = sum(node.op == "placeholder" for node in graph.nodes)
+    if wanted != len(input_shapes):
+        raise ValueError(
+            f"the model's forward takes {wanted} input(s), but input_shape names "
+            f"{len(input_shapes)}: give one shape for each, such as ((3, 32, 32), (10,))"
+        )
+    with torch.no_grad(), _rehearsal():
+        runs = [
+            _run(graph, model, constants, _weightless_inputs(graph, model, input_shapes, size))
+            for size in _BATCH_SIZES
+        ]
+    shapes, several = _shapes(graph, runs)
+    values = _values(graph, runs[0], shapes)
+    return TracedModel(graph, shapes, several, values, constants, tuple(input_shapes))
+
+
+def _shapes(
+    graph: fx.Graph, runs: Sequence[Mapping[fx.Node, Any]]
+) -> tuple[dict[fx.Node, tuple[tuple[int, ...], ...]], frozenset[fx.Node]]:
+    """Shapes of all tensors, after checking that the batch is their first axis."""
+    shapes: dict[fx.Node, tuple[tuple[int, ...], ...]] = {}
+    several = set()
+    for node in graph.nodes:
+        if node.op in ("get_attr", "output"):
+            continue
+        results = [run[node] for run in runs]
+        if _is_tensor_tuple(results[0]):
+            several.add(node)
+        elif not isinstance(results[0], Tensor):
+            continue
+        parts = [tuple(r) if node in several else (r,) for r in results]
+        shapes[node] = tuple(tuple(part.shape[1:]) for part in parts[0])
+        for run_parts, size in zip(parts, _BATCH_SIZES, strict=True):
+            if len(run_parts) != len(shapes[node]):
+                refuse_batch_axis(node)
+            for part, expected in zip(run_parts, shapes[node], strict=True):
+                if part.ndim == 0 or part.shape[0] != size or tuple(part.shape[1:]) != expected:
+                    refuse_batch_axis(node)
+    return shapes, frozenset(several)
+
+
+def _is_tensor_tuple(value: Any) -> bool:
+    return isinstance(value, tuple | list) and any(isinstance(part, Tensor) for part in value)
+
+
+def _values(
+    graph: fx.Graph, run: Mapping[fx.Node, Any], shapes: Mapping[fx.Node, Any]
+) -> dict[fx.Node, Any]:
+    """Values of all nodes that are no tensors, with what comes from the batch size marked."""
+    values: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        if node in shapes or node.op in ("get_attr", "output"):
+            continue
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values.get(n, n))
+        if is_query(node):
+            values[node] = _answer(node, [*args[1:], *kwargs.values()], run)
+        elif node.target is operator.getitem and not _has_batch(args[1]):
+            values[node] = args[0][args[1]]
+        else:
+            values[node] = BatchNumber(exact=False) if _has_batch((args, kwargs)) else run[node]
+    return values
+
+
+def _answer(node: fx.Node, asked: Sequence[Any], run: Mapping[fx.Node, Any]) -> Any:
+    """The answer to a question for a tensor's size, its first entry marked."""
+    raw, tensor = run[node], node.all_input_nodes[0]
+    if tensor.op == "get_attr":  # a weight or a constant has no batch axis
+        return raw
+    if isinstance(raw, tuple):
+        return (BatchNumber(exact=True), *raw[1:]) if raw else raw
+    if node.target == "size" and asked:
+        if _has_batch(asked):
+            return BatchNumber(exact=False)
+        return BatchNumber(exact=True) if asked[0] % run[tensor].ndim == 0 else raw
+    return raw
+
+
+def _has_batch(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_batch, value.values()))
+    if isinstance(value, tuple | list):
+        return any(map(_has_batch, value))
+    if isinstance(value, slice):
+        return any(map(_has_batch, (value.start, value.stop, value.step)))
+    return isinstance(value, BatchNumber)
+
+
+def depends_on_batch(arguments: Any) -> bool:
+    """Whether a number that comes from the size of the batch is among the arguments."""
+    return _has_batch(arguments)
+
+
+def _weightless_inputs(
+    graph: fx.Graph, model: nn.Module, input_shapes: Sequence[tuple[int, ...]], batch: int
+) -> list[Tensor]:
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    return [
+        torch.empty(
+            (batch, *shape), dtype=torch.long if _is_tokens(node, model) else dtype, device="meta"
+        )
+        for node, shape in zip(placeholders, input_shapes, strict=True)
+    ]
+
+
+def _is_tokens(node: fx.Node, model: nn.Module) -> bool:
+    return bool(node.users) and all(
+        user.op == "call_module" and type(model.get_submodule(str(user.target))) is Embedding
+        for user in node.users
+    )
+
+
+def _run(
+    graph: fx.Graph, model: nn.Module, constants: Mapping[str, Tensor], inputs: Sequence[Tensor]
+) -> dict[fx.Node, Any]:
+    """Run the graph, on tensors without entries if the inputs have none."""
+    weightless = any(tensor.device.type == "meta" for tensor in inputs)
+    results: dict[fx.Node, Any] = {}
+    remaining = iter(inputs)
+    with torch.device("meta" if weightless else inputs[0].device):
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                results[node] = next(remaining)
+            elif node.op == "get_attr":
+                tensor = fetch(str(node.target), model, constants)
+                results[node] = tensor.to("meta") if weightless else tensor
+            elif node.op != "output":
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), results.__getitem__)
+                try:
+                    results[node] = _call(node, model, args, kwargs, weightless)
+                except Exception as error:
+                    raise explain_shapes(node, error, results) from error
+    return results
+
+
+def _call(node: fx.Node, model: nn.Module, args: Any, kwargs: Any, weightless: bool) -> Any:
+    if node.op == "call_module":
+        module = model.get_submodule(str(node.target))
+        if not weightless:
+            return module(*args, **kwargs)
+        held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        entryless = {name: tensor.to("meta") for name, tensor in held.items()}
+        return torch.func.functional_call(module, entryless, args, kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def agrees_with_model(traced: TracedModel, model: nn.Module) -> bool:
+    """Whether graph and model give the same values and gradients on a few random entries.
+
+    A forward can look at things that symbolic tracing does not show it (the type of its argument,
+    other names of a tensor, global state), or bring a backward pass of its own; then the graph is
+    not the model.
+    """
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    inputs = []
+    for tensor in _weightless_inputs(traced.graph, model, traced.input_shapes, _BATCH_SIZES[1]):
+        if tensor.is_floating_point():
+            drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
+            inputs.append(drawn.to(device=device, dtype=tensor.dtype).requires_grad_())
+        else:
+            inputs.append(torch.zeros(tensor.shape, dtype=tensor.dtype, device=device))
+    (output,) = (node.args[0] for node in traced.graph.nodes if node.op == "output")
+    if not isinstance(output, fx.Node):
+        return True  # refused later, for not being one tensor
+    sources = [t for t in (*inputs, *model.parameters()) if t.requires_grad]
+    with torch.enable_grad(), torch.random.fork_rng(), _rehearsal():
+        torch.manual_seed(0)
+        by_graph = _run(traced.graph, model, traced.constants, inputs)[output]
+        torch.manual_seed(0)
+        by_model = model.forward(*inputs)
+        if not isinstance(by_graph, Tensor) or not isinstance(by_model, Tensor):
+            return True
+        return by_graph.shape == by_model.shape and all(
+            _close(a, b)
+            for a, b in zip(
+                (by_graph, *_derivatives(by_graph, sources)),
+                (by_model, *_derivatives(by_model, sources)),
+                strict=True,
+            )
+        )
+
+
+def _derivatives(output: Tensor, sources: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    if not output.requires_grad or not sources:
+        return ()
+    generator = torch.Generator().manual_seed(1)
+    cotangent = torch.randn(output.shape, generator=generator).to(output)
+    return torch.autograd.grad(output, sources, cotangent, allow_unused=True)
+
+
+def _close(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+_rehearsing = False
+
+
+def is_rehearsing() -> bool:
+    """Whether a model is being run on random entries just to be compared with its trace."""
+    return _rehearsing
+
+
+@contextmanager
+def _rehearsal() -> Iterator[None]:
+    global _rehearsing
+    before, _rehearsing = _rehearsing, True
+    try:
+        yield
+    finally:
+        _rehearsing = before
+
+
+def require_agreement(traced: TracedModel, model: nn.Module) -> None:
+    """Refuse a model that computes something else than its graph."""
+    if not agrees_with_model(traced, model):
+        refuse_unlike_trace()
+
+
+def fetch(path: str, model: nn.Module, constants: Mapping[str, Tensor]) -> Any:
+    """Return the tensor that a `get_attr` node names."""
+    if path in constants:
+        return constants[path]
+    owner, _, name = path.rpartition(".")
+    return getattr(model.get_submodule(owner), name)
