@@ -66,7 +66,7 @@ def sensitivity(
         1.4142
     """
     model = unwrap(model)
-    shapes = _input_shapes(input_shape)
+    shapes = input_shapes(input_shape)
     traced = _traced(model, shapes)
     passed = _walk.forward(traced, model, _input_norms(input_norm, len(shapes)))
     certificates = certify(model)
@@ -172,7 +172,8 @@ def _unbounded(step: _walk.Step, name: str) -> str:
     )
 
 
-def _input_shapes(shape: Shape) -> tuple[tuple[int, ...], ...]:
+def input_shapes(shape: Shape) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of one example's inputs, one for each input, from any way to give them."""
     sizes: list[Any] = [shape] if isinstance(shape, int) else list(shape)
     if all(isinstance(size, int) for size in sizes):
         sizes = [sizes]

@@ -89,8 +89,10 @@ def constrained_modules(model: nn.Module) -> Iterator[tuple[str, ConstrainedModu
 
 
 @torch.no_grad()
-def project(model: nn.Module) -> None:
+def project(model: nn.Module, *, include_frozen: bool = True) -> None:
     """Restore the constraints of all layers of `model`, in place, layers of one shape at a time.
+
+    With `include_frozen=False`, parameters that do not require gradients are left as they are.
 
     Example:
         >>> layer = clipless.nn.SpectralLinear(3, 2)
@@ -101,7 +103,12 @@ def project(model: nn.Module) -> None:
         True
     """
     _project_all(
-        [pair for _, module in constrained_modules(model) for pair in module._constrained()]
+        [
+            pair
+            for _, module in constrained_modules(model)
+            for pair in module._constrained()
+            if include_frozen or pair[0].requires_grad
+        ]
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -46,6 +46,27 @@ class StepSample:
     def is_last(self) -> bool:
         """Whether this batch completes its step."""
         return self.micro_batch == self.micro_batches - 1
+
+
+def tag(batch: Any, sample: StepSample) -> None:
+    """Mark the tensors of a batch with the sample they hold, as far as tensors can be found."""
+    if isinstance(batch, torch.Tensor):
+        batch._clipless_sample = sample  # type: ignore[attr-defined]
+    elif isinstance(batch, Mapping):
+        for part in batch.values():
+            tag(part, sample)
+    elif isinstance(batch, list | tuple):
+        for part in batch:
+            tag(part, sample)
+
+
+def sample_of(inputs: tuple[Any, ...]) -> StepSample | None:
+    """Return the sample that a model's inputs were marked with, if the mark is still there.
+
+    It is lost when a tensor is moved or transformed, which makes another tensor.
+    """
+    marks = [getattr(value, "_clipless_sample", None) for value in inputs]
+    return next((mark for mark in marks if mark is not None), None)
 
 
 def split_step(

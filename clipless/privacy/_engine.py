@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -19,11 +21,13 @@ from clipless.privacy._accounting import default_delta, epsilon
 from clipless.privacy._budget import Budget, BudgetMeter
 from clipless.privacy._calibration import noise_multiplier_for
 from clipless.privacy._history import Accountant
+from clipless.privacy._inspection import check_criterion
 from clipless.privacy._ledger import Ledger
 from clipless.privacy._loader import PrivateLoader
 from clipless.privacy._mechanism import (
     FixedSizeSampling,
     FullBatch,
+    Mechanism,
     PoissonSampling,
     Relation,
     Sampling,
@@ -36,6 +40,14 @@ from clipless.privacy._wrapping import check_wrappable
 
 SamplingName = Literal["poisson", "fixed_size", "full_batch"]
 Private = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
+
+
+class _Meter(BudgetMeter):
+    """Lets steps pass that a resumed run repeats: the ledger counts them, and they fitted."""
+
+    def require(self, mechanism: Mechanism) -> int:
+        """Return how many steps are known to fit now, which is at least one."""
+        return self._ledger.prepaid(mechanism) or super().require(mechanism)
 
 
 class PrivacyEngine:
@@ -80,6 +92,7 @@ class PrivacyEngine:
         self._seed = seed
         self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
         self._session: TrainingSession | None = None
+        self._sessions: list[TrainingSession] = []
 
     # --- making a run private --------------------------------------------------------------------
 
@@ -91,6 +104,7 @@ class PrivacyEngine:
         data_loader: DataLoader[Any] | PrivateLoader,
         criterion: Loss,
         noise_multiplier: float,
+        target_epsilon: float | None = None,
         target_delta: float | None = None,
         sampling: SamplingName | Sampling = "poisson",
         relation: Relation | str | None = None,
@@ -102,6 +116,8 @@ class PrivacyEngine:
         input_shape: Shape | None = None,
         grad_scaler: Any = None,
         projection: bool = True,
+        resume_from: Mapping[str, Any] | None = None,
+        replay: bool = True,
     ) -> Private:
         """Return the model, the optimizer and a private loader, ready for an ordinary loop.
 
@@ -115,6 +131,7 @@ class PrivacyEngine:
             data_loader: its batch size is the expected batch size; or a `PrivateLoader`.
             criterion: a loss of `clipless.losses`.
             noise_multiplier: noise over sensitivity of one step, all parameters together.
+            target_epsilon: steps beyond it are refused; by default nothing is.
             target_delta: by default the largest power of ten below 1/N (`default_delta`).
             sampling: how batches are drawn.
             relation: which data sets are neighbours: add/remove-one, by default, except for
@@ -127,17 +144,25 @@ class PrivacyEngine:
             grad_scaler: the `torch.amp.GradScaler` in use, if any.
             projection: leave weights unconstrained with `False`, which voids the bounds and is
                 allowed without noise only, for comparisons.
+            resume_from: the `state_dict` of an engine whose run this one continues, in this or
+                another process, on the same ledger. Another plan is refused, with the difference.
+                Give model and optimizer the weights and states they had then.
+            replay: repeat the samples and the noise that followed `resume_from`. Steps that the
+                ledger counts already are then not counted again, for they release nothing new. You
+                vouch that they come out bit for bit as they did if somebody has seen them;
+                otherwise pass False, for fresh randomness at the full price.
         """
         plan, loader, report_shape = self._prepare(
             module=module, optimizer=optimizer, data_loader=data_loader, criterion=criterion,
             target_delta=target_delta, sampling=sampling, relation=relation, noise=noise,
             noise_coefficients=noise_coefficients, micro_batch_size=micro_batch_size, pad=pad,
             input_shape=input_shape, noise_multiplier=noise_multiplier, steps=steps,
-            target_epsilon=None,
+            target_epsilon=target_epsilon, resume_from=resume_from, replay=replay,
         )  # fmt: skip
         return self._start(
-            module, optimizer, criterion, loader, plan, report_shape, grad_scaler, projection
-        )
+            module, optimizer, criterion, loader, plan, report_shape, grad_scaler, projection,
+            resume_from, replay,
+        )  # fmt: skip
 
     def make_private_with_epsilon(
         self,
@@ -158,6 +183,8 @@ class PrivacyEngine:
         pad: bool = False,
         input_shape: Shape | None = None,
         grad_scaler: Any = None,
+        resume_from: Mapping[str, Any] | None = None,
+        replay: bool = True,
     ) -> Private:
         """Like `make_private`, with the least noise that keeps the budget for `epochs`.
 
@@ -167,6 +194,7 @@ class PrivacyEngine:
         Args:
             target_epsilon: what everything in the ledger may cost in the end, at `target_delta`.
             epochs: passes over the data, of 1/rate steps each; or give `steps`.
+            resume_from: as for `make_private`; the noise is that of the run which is continued.
         """
         if (epochs is None) == (steps is None):
             raise ValueError("give either epochs or steps")
@@ -175,11 +203,12 @@ class PrivacyEngine:
             target_delta=target_delta, sampling=sampling, relation=relation, noise=noise,
             noise_coefficients=noise_coefficients, micro_batch_size=micro_batch_size, pad=pad,
             input_shape=input_shape, noise_multiplier=None, target_epsilon=target_epsilon,
-            steps=steps, epochs=epochs,
+            steps=steps, epochs=epochs, resume_from=resume_from, replay=replay,
         )  # fmt: skip
         return self._start(
-            module, optimizer, criterion, loader, plan, report_shape, grad_scaler, True
-        )
+            module, optimizer, criterion, loader, plan, report_shape, grad_scaler, True,
+            resume_from, replay,
+        )  # fmt: skip
 
     def _prepare(
         self,
@@ -200,14 +229,11 @@ class PrivacyEngine:
         input_shape: Shape | None,
         steps: int | None,
         epochs: float | None = None,
+        resume_from: Mapping[str, Any] | None = None,
+        replay: bool = True,
     ) -> tuple[Plan, PrivateLoader, Shape]:
         """Check everything and make the plan; nothing is changed yet."""
-        if not isinstance(criterion, Loss):
-            raise PrivacyError(
-                f"{type(criterion).__name__} is not a per-example loss with a known constant. Use "
-                "one of clipless.losses (CrossEntropy, BinaryCrossEntropy, ...), or wrap a "
-                "function of one example in clipless.losses.PerExample."
-            )
+        check_criterion(criterion)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise PrivacyError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
         loader = self._private_loader(data_loader, sampling, micro_batch_size, pad)
@@ -219,6 +245,9 @@ class PrivacyEngine:
         if epochs is not None:
             steps = round(epochs * loader.steps_per_epoch)
         ledger = self._open_ledger(size, chosen)
+        begun = None if resume_from is None else Plan.from_dict(resume_from["plan"])
+        if noise_multiplier is None and begun is not None:
+            noise_multiplier = begun.noise_multiplier
         if noise_multiplier is None:
             assert target_epsilon is not None
             assert steps is not None
@@ -246,6 +275,11 @@ class PrivacyEngine:
             raise PrivacyError("the model has no trainable parameters")
         # Fails now, and not at the first question, if this combination cannot be accounted for.
         epsilon([(plan.mechanism, 1)], delta, accountant=self.accountant)
+        if begun is not None and resume_from is not None:
+            _require_same_plan(begun, plan)
+            loader.load_state_dict(resume_from["sampler"])
+            if not replay:
+                loader.renew()
         return plan, loader, shape
 
     def _start(
@@ -258,34 +292,62 @@ class PrivacyEngine:
         shape: Shape,
         grad_scaler: Any,
         projection: bool,
+        resume_from: Mapping[str, Any] | None,
+        replay: bool,
     ) -> Private:
         if not projection and plan.noise_multiplier != 0:
             raise PrivacyError(
                 "without projection the weights leave their constraint sets and the bounds no "
                 "longer hold: projection=False needs noise_multiplier=0, which guarantees nothing."
             )
-        if self._session is not None:
-            self._session.detach()
+        for earlier in self._sessions:
+            if earlier.shares(unwrap(module), optimizer, criterion, loader):
+                earlier.detach()
         ledger = self._open_ledger(plan.sampling.dataset_size, plan.relation)
         budget = None
         if plan.target_epsilon is not None:
             budget = Budget(
                 epsilon=plan.target_epsilon, delta=plan.delta, accountant=plan.accountant
             )
-        self._session = TrainingSession(
+        self._session = session = TrainingSession(
             model=unwrap(module),
             optimizer=optimizer,
             loader=loader,
             criterion=criterion,
             plan=plan,
             ledger=ledger,
-            noise=GaussianNoise(seed=self._seed),
-            meter=None if budget is None else BudgetMeter(budget=budget, ledger=ledger),
+            noise=GaussianNoise(seed=self._derived_seed("noise")),
+            meter=None if budget is None else _Meter(budget=budget, ledger=ledger),
             input_shape=shape,
             projection=projection,
             grad_scaler=grad_scaler,
         )
+        self._sessions = [one for one in self._sessions if one.attached] + [self._session]
+        self._run, self._first_plan = secrets.token_hex(8), plan
+        if resume_from is None:
+            ledger.begin_run(self._run)
+            return module, optimizer, loader
+        session.steps_taken = int(resume_from["steps_taken"])
+        session.set_noise_multiplier(resume_from["noise_multiplier"])
+        if replay:
+            self._run = str(resume_from["run"])
+            _load_noise(session, resume_from)
+            spent = [(Mechanism.from_dict(each), int(count)) for each, count in resume_from["spent"]]
+            ledger.begin_run(self._run, spent=spent)
+        else:
+            ledger.begin_run(self._run)
         return module, optimizer, loader
+
+    def _derived_seed(self, purpose: str) -> int | None:
+        """A seed that differs for sampling and noise, and from one run of this engine to the next.
+
+        Noise that repeats could be removed by taking the difference of two releases.
+        """
+        if self._seed is None:
+            return None
+        history = f"{0 if self._ledger is None else self._ledger.releases}/{len(self._sessions)}"
+        text = f"clipless/{purpose}/{self._seed}/{history}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
 
     def _private_loader(
         self,
@@ -309,7 +371,7 @@ class PrivacyEngine:
             sampling=sampling,
             micro_batch_size=micro_batch_size,
             pad=pad,
-            seed=self._seed,
+            seed=self._derived_seed("sampling"),
         )
 
     def _open_ledger(self, dataset_size: int, relation: Relation) -> Ledger:
@@ -345,10 +407,38 @@ class PrivacyEngine:
         """What has been spent."""
         return self.session.ledger
 
-    def get_epsilon(self, delta: float | None = None) -> float:
-        """Return the epsilon of everything released so far, at `delta` or the plan's."""
+    def get_epsilon(self, delta: float | None = None, *, further_steps: int = 0) -> float:
+        """Return the epsilon of everything released so far, at `delta` or the plan's.
+
+        With `further_steps`, what it will be when that many more steps have been taken.
+        """
         chosen = self.plan.delta if delta is None else delta
-        return epsilon(self.ledger.history(), chosen, accountant=self.accountant)
+        history, mechanism = self.ledger.history(), self.plan.mechanism
+        further = further_steps - self.ledger.prepaid(mechanism)
+        if further > 0:
+            history = (*history, (mechanism, further))
+        return epsilon(history, chosen, accountant=self.accountant)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `resume_from` needs to continue the run after its last step: plain data and
+        tensors. Save it together with the model, the optimizer and the ledger.
+
+        It determines the samples and the noise to come: whoever has it can remove both. Keep it
+        from whom the guarantee is meant for.
+        """
+        session = self.session
+        for parameter in session._trainable:
+            session.noise._generator(parameter.device)  # there before the first noise is drawn
+        return {
+            "run": self._run,
+            "plan": self._first_plan.to_dict(),
+            "noise_multiplier": session.plan.noise_multiplier,
+            "steps_taken": session.steps_taken,
+            "sampler": session.loader.state_dict(),
+            "noise": session.noise.state_dict(),
+            "seeded_noise": session.noise.seeded,
+            "spent": [(each.to_dict(), count) for each, count in session.ledger.spent_in_run()],
+        }
 
     def report(self) -> PrivacyReport:
         """Return the guarantee so far, printable, with what it rests on and does not cover."""
@@ -410,6 +500,28 @@ def example_shape(dataset: Any) -> tuple[int, ...]:
             f"{type(example).__name__}: pass input_shape="
         )
     return tuple(shape)
+
+
+def _require_same_plan(begun: Plan, plan: Plan) -> None:
+    found = begun.differences(plan)
+    if found:
+        lines = [f"  {name}: {before} then, {now} now" for name, (before, now) in found.items()]
+        raise PrivacyError(
+            "the run to resume has another plan:\n" + "\n".join(lines) + "\nResume it with what "
+            "it began with, or begin a new run."
+        )
+
+
+def _load_noise(session: TrainingSession, state: Mapping[str, Any]) -> None:
+    devices = {str(parameter.device) for parameter in session._trainable}
+    if devices != set(state["noise"]):
+        raise PrivacyError(
+            f"the noise was drawn on {', '.join(sorted(state['noise']))} and would now be drawn "
+            f"on {', '.join(sorted(devices))}, where it cannot be repeated: resume on the same "
+            "device, or with replay=False."
+        )
+    session.noise.load_state_dict(state["noise"])
+    session.noise.seeded = bool(state["seeded_noise"])
 
 
 def _named_sampling(name: str, size: int, batch_size: int) -> Sampling:

@@ -1,7 +1,8 @@
-"""The guards of a backward pass, as autograd functions.
+"""The way back from the loss to the parameters, and the only one there is.
 
-What reaches the parameters is exactly what came through the criterion, one clipped cotangent for
-each example; whatever else somebody attaches to the model's output does not get through.
+The model's output is cut off from its graph before anybody sees it. The criterion works on a copy
+of its own; when the backward pass reaches that copy, each example's cotangent is made finite,
+clipped to L / b and handed to the session, which alone runs the rest of the backward pass.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from clipless.errors import PrivacyError
 from clipless.nn._gradient import clip_rows
 
 if TYPE_CHECKING:
+    from clipless.privacy._batches import StepSample
     from clipless.privacy._session import TrainingSession
 
 # The guard leaves room for the rounding of a loss whose gradient reaches its constant, so that it
@@ -25,23 +27,23 @@ GUARD_ROOM = 1 + 1e-5
 
 @dataclass(eq=False)
 class ForwardCall:
-    """One forward pass of the model, from its output to the end of its backward pass."""
+    """One forward pass in training mode, from its output to the end of its backward pass."""
 
     session: TrainingSession
-    training: bool
-    """Whether the model was in training mode; evaluation passes cannot be differentiated."""
-    rows: int
+    output: Tensor
+    """The model's output, with the graph that leads to the parameters."""
+    sample: StepSample
+    """The batch that went in."""
     through_criterion: bool = False
-    cotangent: Tensor | None = None
-    """What came back through the criterion, before any other use of the output is added."""
     finished: bool = False
 
 
-def guard_output(output: Tensor, call: ForwardCall) -> Tensor:
-    """Mark the model's output as `call`'s and guard its backward pass."""
-    guarded: Tensor = _OutputGuard.apply(output, call)  # type: ignore[no-untyped-call]
-    guarded._clipless_call = call  # type: ignore[attr-defined]
-    return guarded
+def cut_off(call: ForwardCall) -> Tensor:
+    """Return the output as everybody sees it: the same values, and no way to the parameters."""
+    seen = call.output.detach().clone().requires_grad_()
+    seen._clipless_call = call  # type: ignore[attr-defined]
+    seen.register_hook(_refuse_other_use)
+    return seen
 
 
 def call_of(output: Any) -> ForwardCall | None:
@@ -49,9 +51,10 @@ def call_of(output: Any) -> ForwardCall | None:
     return getattr(output, "_clipless_call", None)
 
 
-def tap(output: Tensor, call: ForwardCall) -> Tensor:
-    """Return the output for the criterion's eyes; its backward pass notes the cotangent."""
-    tapped: Tensor = _Tap.apply(output, call)  # type: ignore[no-untyped-call]
+def tap(call: ForwardCall) -> Tensor:
+    """Return the output for the criterion; its backward pass is the one that counts."""
+    own = call.output.detach().clone().requires_grad_()
+    tapped: Tensor = _Tap.apply(own, call)  # type: ignore[no-untyped-call]
     tapped._clipless_call = call  # type: ignore[attr-defined]
     return tapped
 
@@ -63,8 +66,17 @@ def public_mean(losses: Tensor, weights: Tensor | None, call: ForwardCall) -> Te
     return result
 
 
-class _OutputGuard(torch.autograd.Function):
-    """Identity forward; backward, the criterion's cotangents, finite and of norm at most L / b."""
+def _refuse_other_use(cotangent: Tensor) -> None:
+    raise PrivacyError(
+        "the model's output is differentiated by something besides the criterion that was made "
+        "private, or the criterion was left out. Terms that look at several examples have no "
+        "bounded sensitivity: put what you need into a per-example loss "
+        "(clipless.losses.PerExample) and compute the loss with it, in training mode."
+    )
+
+
+class _Tap(torch.autograd.Function):
+    """Identity; its backward pass hands the guarded cotangents to the session and ends there."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, call: ForwardCall) -> Tensor:
@@ -72,43 +84,19 @@ class _OutputGuard(torch.autograd.Function):
         return output.view_as(output)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, None]:
         call: ForwardCall = ctx.call
-        noted = call.cotangent
         if call.finished:
             raise PrivacyError(
                 "backward was called a second time through the same forward pass. Every sampled "
                 "example may contribute once: call the model again on a new batch, and do not "
                 "use retain_graph=True."
             )
-        if noted is None:
-            raise PrivacyError(
-                "backward reached the model's output without going through the criterion that was "
-                "made private. Compute the loss with that criterion, from the model's output in "
-                "training mode."
-            )
-        if noted.device.type == "cpu" and not _equal(noted, cotangents[0]):
-            raise PrivacyError(
-                "the model's output is used by something besides the criterion. Terms that look "
-                "at several examples have no bounded sensitivity: put what you need into a "
-                "per-example loss (clipless.losses.PerExample)."
-            )
-        call.finished, call.cotangent = True, None
-        call.session.backward_done(call)
-        limit = call.session.plan.loss_lipschitz / call.session.plan.expected_batch_size
-        return clip_rows(noted, limit * GUARD_ROOM), None
-
-
-class _Tap(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, call: ForwardCall) -> Tensor:
-        ctx.call = call
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        ctx.call.cotangent = cotangents[0]
-        return cotangents[0], None
+        call.finished = True
+        plan = call.session.plan
+        limit = plan.loss_lipschitz / plan.expected_batch_size * GUARD_ROOM
+        call.session.deliver(call, clip_rows(cotangents[0], limit))
+        return None, None
 
 
 class _PublicMean(torch.autograd.Function):
@@ -131,12 +119,9 @@ class _PublicMean(torch.autograd.Function):
             raise PrivacyError(
                 f"the private loss was multiplied by {float(scale):g} before backward. The "
                 "criterion already divides by the public batch size; change the learning rate "
-                "instead, and use micro_batch_size for batches larger than memory."
+                "instead, use micro_batch_size for batches larger than memory, and pass a "
+                "gradient scaler as grad_scaler= to make_private."
             )
         ones = scale.new_ones(ctx.count) / ctx.batch_size
         (weights,) = ctx.saved_tensors
         return (ones if weights is None else ones * weights), None, None, None
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))

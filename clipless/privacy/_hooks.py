@@ -15,12 +15,12 @@ class SessionHook:
     """Calls a method of a session for one owner (a module or an optimizer).
 
     Copies of the owner keep the hook but are not the owner, so it does nothing there; a model can
-    be deep-copied or pickled while it is in training.
+    be deep-copied or pickled while it is in training. The session lives as long as its hooks.
     """
 
     def __init__(self, owner: object, action: Callable[..., Any]) -> None:
         self._owner = weakref.ref(owner)
-        self._action = weakref.WeakMethod(action)
+        self._action = action
         # Compiled code stops here and calls the hook. Wrapped now and not by a decorator, which
         # would load the compiler as soon as this library is imported.
         self._run = torch.compiler.disable(self._pass_on)
@@ -30,10 +30,9 @@ class SessionHook:
         return self._run(owner, *arguments)
 
     def _pass_on(self, owner: object, *arguments: Any) -> Any:
-        action = self._action()
-        if action is None or self._owner() is not owner or is_rehearsing():
+        if self._owner() is not owner or is_rehearsing():
             return None
-        return action(owner, *arguments)
+        return self._action(owner, *arguments)
 
     def __deepcopy__(self, memo: Any) -> SessionHook:
         return self

@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 import weakref
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -79,6 +80,8 @@ class Ledger:
         self._block_size = block_size
         self._block: LedgerEntry | None = None
         self._unspent = 0
+        self._run = ""
+        self._prepaid: dict[Mechanism, int] = {}
         self._file = None if path is None else LedgerFile(path)
         try:
             text = self._begin(dataset_size, relation)
@@ -106,8 +109,11 @@ class Ledger:
 
         Takes from the reserved block, and reserves a new one when that is empty. `limit` keeps a
         new block from being larger: the number of steps that are still planned, or allowed.
+        A step that a resumed run repeats is counted already: see `begin_run`.
         """
         with self._mutex:
+            if self._prepaid and self._take_prepaid(mechanism):
+                return
             block = self._block
             if (
                 self._unspent == 0
@@ -147,6 +153,60 @@ class Ledger:
                     count=unspent,
                     reservation=block.line,
                 )
+
+    def begin_run(self, run: str, *, spent: Iterable[tuple[Mechanism, int]] | None = None) -> None:
+        """Write the steps that follow under the name of a training run, new or resumed.
+
+        A run that is resumed gives `spent`: what `spent_in_run` said when the state was saved that
+        it goes on from. Steps that the file counts for the run beyond that were reserved, and
+        perhaps taken, after the state was saved; the next calls of `spend` use them up before
+        anything new is counted. All the while `history` counts everything that was ever reserved.
+
+        This is sound if each repeated step gives what it gave before (same weights, sample and
+        noise), or if nobody has seen what it gave before. The caller vouches for that. Otherwise
+        go on under a new name, with fresh samples and noise.
+        """
+        with self._mutex:
+            self._check_writable()
+            if not run:
+                raise ValueError("a run needs a name")
+            self.settle()
+            counted = _counts_of_run(self.entries(), run)
+            if spent is None and counted:
+                raise LedgerError(f"the ledger knows the run {run} already: give spent, to resume")
+            for mechanism, count in spent or ():
+                if counted.get(mechanism, 0) < count:
+                    raise LedgerError(
+                        f"the saved state has spent {count} steps of the run {run}, but the ledger "
+                        f"counts {counted.get(mechanism, 0)}: it is not the run's, or was replaced "
+                        "by an older one. Put back the file that the run has written."
+                    )
+                counted[mechanism] -= count
+            self._append(EntryKind.OPEN, process=self._owner, label=run)
+            self._run = run
+            self._prepaid = {mechanism: count for mechanism, count in counted.items() if count}
+
+    def spent_in_run(self) -> tuple[tuple[Mechanism, int], ...]:
+        """Return the steps that lead to the run's present state, each once: part of that state."""
+        with self._mutex:
+            counts = _counts_of_run(self.entries(), self._run)
+            if self._block is not None and self._block.mechanism in counts:
+                counts[self._block.mechanism] -= self._unspent
+            spent = ((each, count - self.prepaid(each)) for each, count in counts.items())
+            return tuple((each, count) for each, count in spent if count)
+
+    def prepaid(self, mechanism: Mechanism) -> int:
+        """Return how many calls of `spend` will repeat steps that are counted already."""
+        return self._prepaid.get(mechanism, 0)
+
+    def _take_prepaid(self, mechanism: Mechanism) -> bool:
+        self._check_writable()
+        left = self._prepaid.get(mechanism, 0)
+        if left > 1:
+            self._prepaid[mechanism] = left - 1
+        elif left:
+            del self._prepaid[mechanism]
+        return left > 0
 
     def history(self) -> tuple[tuple[Mechanism, int], ...]:
         """Return what counts so far, for the accountant: pairs of mechanism and count.
@@ -346,6 +406,19 @@ class Ledger:
             f"this ledger belongs to process {self._owner}; a forked child (process "
             f"{os.getpid()}) must not write it"
         )
+
+
+def _counts_of_run(entries: Iterable[LedgerEntry], run: str) -> dict[Mechanism, int]:
+    """Add up what was reserved and not given back while `run` was the one that wrote."""
+    counts: dict[Mechanism, int] = {}
+    writer = ""
+    for entry in entries:
+        if entry.kind is EntryKind.OPEN:
+            writer = entry.label
+        elif writer == run and entry.mechanism is not None and entry.kind is not EntryKind.RECORD:
+            sign = -1 if entry.kind is EntryKind.REFUND else 1
+            counts[entry.mechanism] = counts.get(entry.mechanism, 0) + sign * entry.count
+    return {mechanism: count for mechanism, count in counts.items() if count}
 
 
 def _close_all() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from clipless.errors import PrivacyError
-from clipless.privacy._batches import StepSample, count_micro_batches, make_source, split_step
+from clipless.privacy._batches import StepSample, count_micro_batches, make_source, split_step, tag
 from clipless.privacy._mechanism import PoissonSampling, Sampling
 from clipless.privacy._sampling import (
     IndexSampler,
@@ -209,6 +209,7 @@ class PrivateLoader:
         for sample, batch in self._source.batches(self._draw(steps)):
             self._sampler.step = sample.step + 1
             self.current = sample
+            tag(batch, sample)
             yield batch
             self._check_newest(iteration)
 

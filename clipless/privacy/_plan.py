@@ -68,6 +68,12 @@ class Plan:
     target_epsilon: float | None
     steps: int | None
 
+    def __post_init__(self) -> None:
+        """Refuse a plan that means nothing."""
+        _ = self.mechanism  # checks the noise multiplier and the sampling
+        if not 0.0 < self.delta < 1.0:
+            raise ValueError(f"delta must lie strictly between 0 and 1, got {self.delta!r}")
+
     @property
     def mechanism(self) -> Mechanism:
         """The release of one step, all parameters together: what the accountant reads."""

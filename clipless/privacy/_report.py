@@ -41,7 +41,15 @@ class PrivacyReport:
             "Losses and accuracies printed during training are not covered; neither is choosing "
             "among several runs.",
             "The random generators are not cryptographic, and noise is drawn in floating point.",
+            "Data sets and collate functions that mix examples (mixup, batch statistics, padding "
+            "to the longest of a batch) cannot be noticed, nor can values read off the private "
+            "loss, outputs or activations.",
         ]
+        if self.delta >= 1 / self.plan.sampling.dataset_size:
+            found.append(
+                f"delta is {self.delta:g}, at least 1/N: that would permit publishing a randomly "
+                "chosen example. Choose a smaller one."
+            )
         if self.seeded_noise:
             found.append("The noise was seeded by hand: whoever knows the seed can remove it.")
         if self.seeded_sampling:

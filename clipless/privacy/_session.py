@@ -1,8 +1,9 @@
 """One private training run in progress: the hooks, and the order in which things must happen.
 
 A step is: a sample is drawn; each of its micro-batches goes through the model, the criterion and a
-backward pass, once; then the optimizer steps, on gradients that got their noise just before, and
-weights are projected just after. Anything else is refused, or counted as if it were a step.
+backward pass, once; then the optimizer steps. Gradients are kept by the session until then: what
+the optimizer finds in `parameter.grad` has its noise already. After the step, weights are
+projected. Anything else is refused, or counted as if it were a step.
 """
 
 from __future__ import annotations
@@ -15,21 +16,28 @@ import torch
 from torch import Tensor, nn
 
 from clipless.bounds import sensitivity
+from clipless.bounds._sensitivity import Shape, input_shapes
 from clipless.bounds._structure import structure_of
 from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.losses import Loss
 from clipless.nn import ClipGradient, ConstrainedModule, certify, project
-from clipless.privacy._batches import StepSample
+from clipless.privacy._batches import StepSample, sample_of
 from clipless.privacy._budget import BudgetMeter
-from clipless.privacy._guards import ForwardCall, call_of, guard_output, public_mean, tap
+from clipless.privacy._guards import ForwardCall, call_of, cut_off, public_mean, tap
 from clipless.privacy._hooks import SessionHook
+from clipless.privacy._inspection import (
+    WeightSeal,
+    check_criterion,
+    check_gradient_hooks,
+    check_inputs,
+    check_optimizer,
+    check_precision,
+    check_scaler,
+)
 from clipless.privacy._ledger import Ledger
 from clipless.privacy._loader import PrivateLoader
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._plan import Plan, planned_parameters
-
-# On devices where reading a value stalls, edited weights are looked for once in this many steps.
-_TAMPER_INTERVAL = 64
 
 
 @dataclass
@@ -40,7 +48,9 @@ class StepProgress:
     micro_batches: int
     structure: tuple[Any, ...]
     seen: set[int] = field(default_factory=set)
-    backwards: int = 0
+    delivered: int = 0
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+    """The summed gradients so far, without noise, by the parameter's place in the plan."""
 
 
 class TrainingSession:
@@ -57,7 +67,7 @@ class TrainingSession:
         ledger: Ledger,
         noise: GaussianNoise,
         meter: BudgetMeter | None,
-        input_shape: Any,
+        input_shape: Shape,
         projection: bool,
         grad_scaler: Any,
     ) -> None:
@@ -65,19 +75,24 @@ class TrainingSession:
         self.loader, self.plan, self.ledger, self.noise = loader, plan, ledger, noise
         self.steps_taken = 0
         self._meter, self._projection, self._scaler = meter, projection, grad_scaler
-        self._input_shape = input_shape
+        self._input_shapes = input_shapes(input_shape)
         self._last_step = loader.next_step - 1
         self._progress: StepProgress | None = None
         self._inside_forward = False
         self._parameters = dict(model.named_parameters())
         self._trainable = [self._parameters[p.name] for p in plan.parameters]
-        self._accumulated = dict.fromkeys(map(id, self._trainable), 0)
+        self._own_gradients: list[Tensor] = []
+        # Kept on the criterion, since another session may have changed it already.
+        self._original_reduction: str = vars(criterion).setdefault(
+            "_clipless_reduction", criterion.reduction
+        )
+        self._handles: list[Any] = []
+        check_optimizer(optimizer, self._parameters)
+        check_scaler(grad_scaler, optimizer)
+        self._attach()
         self._structure = structure_of(model, numbers=True)
         self._deviations = list(plan.noise_deviations.values())
-        self._original_reduction = criterion.reduction
-        self._handles: list[Any] = []
-        self._norms = self._weight_norms()
-        self._attach()
+        self._seal = WeightSeal(model)
 
     # --- attaching and detaching -----------------------------------------------------------------
 
@@ -86,7 +101,6 @@ class TrainingSession:
         for module in model.modules():
             if isinstance(module, ClipGradient):
                 module.loss_scale = 1 / self.plan.expected_batch_size
-        self._structure = structure_of(model, numbers=True)
         criterion.reduction = "none"
         keep = self._handles.append
         keep(model.register_forward_pre_hook(SessionHook(model, self._before_forward)))
@@ -98,19 +112,27 @@ class TrainingSession:
         keep(criterion.register_forward_hook(SessionHook(criterion, self._after_criterion)))
         keep(optimizer.register_step_pre_hook(SessionHook(optimizer, self._before_step)))
         keep(optimizer.register_step_post_hook(SessionHook(optimizer, self._after_step)))
-        for parameter in self._trainable:
-            hook = SessionHook(parameter, self._gradient_arrived)
-            keep(parameter.register_post_accumulate_grad_hook(hook))
 
     def detach(self) -> None:
         """Take all hooks off: model, criterion and optimizer are ordinary again."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.criterion.reduction = self._original_reduction
+        self._progress = None
+        self.criterion.reduction = self._original_reduction  # type: ignore[assignment]
         for module in self.model.modules():
             if isinstance(module, ClipGradient):
                 module.loss_scale = 1.0
+
+    @property
+    def attached(self) -> bool:
+        """Whether the hooks are on."""
+        return bool(self._handles)
+
+    def shares(self, *objects: object) -> bool:
+        """Whether the session holds one of these objects."""
+        mine = (self.model, self.optimizer, self.criterion, self.loader)
+        return any(one is other for one in objects for other in mine)
 
     def set_noise_multiplier(self, noise_multiplier: float) -> None:
         """Use another amount of noise from the next step on."""
@@ -132,6 +154,8 @@ class TrainingSession:
         if not torch.is_grad_enabled():
             return
         if model.training:
+            check_inputs(inputs, self._input_shapes)
+            check_precision(inputs)
             self._check_weights()
             structure = structure_of(model, numbers=True)
             if structure != self._structure:
@@ -139,13 +163,17 @@ class TrainingSession:
         self._inside_forward = True
 
     def _after_forward(self, model: nn.Module, inputs: Any, output: Any) -> Tensor | None:
-        if not torch.is_grad_enabled():
-            return None
         self._inside_forward = False
-        if not isinstance(output, Tensor):
+        if not torch.is_grad_enabled() or not model.training or not isinstance(output, Tensor):
             return None
-        call = ForwardCall(session=self, training=model.training, rows=output.shape[0])
-        return guard_output(output, call)
+        sample = sample_of(inputs) or self.loader.current
+        if sample is None:
+            raise PrivacyError(
+                "the model was called in training mode before a batch was drawn from the private "
+                "loader. Iterate over the loader that make_private returned; for anything but "
+                "training use model.eval() or torch.no_grad()."
+            )
+        return cut_off(ForwardCall(session=self, output=output, sample=sample))
 
     def _inner_call(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling() or self._inside_forward:
@@ -159,6 +187,15 @@ class TrainingSession:
 
     def _adopt_structure(self, structure: tuple[Any, ...]) -> None:
         """The model has changed since the plan was made: prove its bounds anew."""
+        now = dict(self.model.named_parameters())
+        if [(n, id(p)) for n, p in now.items()] != [
+            (n, id(p)) for n, p in self._parameters.items()
+        ]:
+            raise PrivacyError(
+                "parameters of the model were replaced by other tensors (a new layer, or "
+                "load_state_dict(assign=True)). Call make_private again with an optimizer for the "
+                "new ones; the ledger goes on from what is spent."
+            )
         scale = 1 / self.plan.expected_batch_size
         for path, module in self.model.named_modules():
             if isinstance(module, ClipGradient) and module.loss_scale != scale:
@@ -166,7 +203,7 @@ class TrainingSession:
                     f"{path}.loss_scale was changed to {module.loss_scale:g}. It is 1 over the "
                     f"expected batch size, {scale:g}, in private training; change `norm` instead."
                 )
-        report = sensitivity(self.model, loss=self.criterion, input_shape=self._input_shape)
+        report = sensitivity(self.model, loss=self.criterion, input_shape=self._input_shapes)
         planned = [(p.name, p.size) for p in self.plan.parameters]
         if [(p.name, p.size) for p in planned_parameters(report)] != planned:
             raise PrivacyError(
@@ -174,39 +211,72 @@ class TrainingSession:
                 "were added, removed, frozen or unfrozen. Call make_private again; the ledger "
                 "goes on from what is spent."
             )
+        if any(p.dtype != self._trainable[0].dtype for p in self._trainable):
+            raise PrivacyError("parameters changed their dtype. Call make_private again.")
         self.plan = self.plan.with_bounds(report)
         self._deviations = list(self.plan.noise_deviations.values())
         self._structure = structure
 
+    def _check_weights(self) -> None:
+        """Certify the weights again if somebody has edited or loaded them."""
+        if self._projection and self._seal.broken():
+            dtypes = {p.dtype for p in self._trainable}
+            if dtypes - {torch.float32, torch.float64} or len(dtypes) > 1:
+                raise PrivacyError(
+                    f"parameters were converted to {', '.join(map(str, dtypes))}. The slack in "
+                    "the sensitivities covers float32: convert them back, and call make_private."
+                )
+            certify(self.model)
+            self._seal.renew()
+
     # --- the criterion ---------------------------------------------------------------------------
 
-    def _before_criterion(self, criterion: nn.Module, arguments: Any) -> Any:
+    def _before_criterion(self, criterion: Any, arguments: Any) -> Any:
         if not torch.is_grad_enabled():
             return None
         if len(arguments) != 2:
             raise PrivacyError("call the private criterion as criterion(output, target)")
+        if criterion.reduction != "none":
+            raise PrivacyError(
+                "the criterion's reduction was changed. In private training it sums over examples "
+                "and divides by the public batch size: leave it alone."
+            )
+        check_criterion(criterion)
         call = call_of(arguments[0])
-        if call is None or call.session is not self:
+        if call is not None and call.session is not self:
+            return None  # the output of another private model, which has a session of its own
+        if call is None and not self.model.training:
+            return None
+        if call is None:
             raise PrivacyError(
                 "the private criterion was given something else than the output of the private "
-                "model. Pass the model's output itself, unchanged: even a reshape could mix "
-                "examples. For evaluation use torch.no_grad()."
+                "model in training mode. Pass the model's output itself, unchanged: even a reshape "
+                "could mix examples. For evaluation use torch.no_grad()."
             )
-        if not call.training:
-            return None
-        self._begin(call)
-        return (tap(arguments[0], call), *arguments[1:])
+        self._admit(call)
+        return (tap(call), *arguments[1:])
 
-    def _after_criterion(self, criterion: nn.Module, arguments: Any, losses: Tensor) -> Tensor:
+    def _after_criterion(self, criterion: Any, arguments: Any, losses: Tensor) -> Tensor:
         call = call_of(arguments[0]) if torch.is_grad_enabled() else None
-        if call is None or not call.training:
+        if call is None and losses.ndim:
             return _reduce(losses, self._original_reduction)
-        sample = self._sample()
-        return public_mean(losses, sample.weights, call)
+        if call is None or call.session is not self:
+            return losses
+        assert self._progress is not None
+        self._progress.seen.add(call.sample.micro_batch)
+        call.through_criterion = True
+        weights = call.sample.weights
+        return public_mean(losses, None if weights is None else weights.to(losses), call)
 
-    def _begin(self, call: ForwardCall) -> None:
-        """Check that this pass is the next micro-batch of the present step, and note it."""
-        sample = self._sample()
+    def _admit(self, call: ForwardCall) -> None:
+        """Check that this pass is the next micro-batch of the present step."""
+        sample, rows = call.sample, call.output.shape[0]
+        if sample.step <= self._last_step:
+            raise PrivacyError(
+                "no new batch was drawn from the private loader since the last step, or an old "
+                "one was used again. Iterate over the loader that make_private returned, one step "
+                "for each batch."
+            )
         if self._progress is None or sample.step != self._progress.step:
             self._begin_step(sample)
         progress = self._progress
@@ -216,34 +286,16 @@ class TrainingSession:
                 "this batch went through the criterion before. Every sampled example may "
                 "contribute once to a step: draw the next batch from the private loader."
             )
-        if call.rows != sample.rows:
+        if rows != sample.rows:
             raise PrivacyError(
                 f"the batch drawn from the private loader has {sample.rows} rows, but "
-                f"{call.rows} went through the model. Feed it whole and once: dropping, "
+                f"{rows} went through the model. Feed it whole and once: dropping, "
                 "repeating or splitting examples changes what was sampled."
             )
-        progress.seen.add(sample.micro_batch)
-        call.through_criterion = True
-
-    def _sample(self) -> StepSample:
-        sample = self.loader.current
-        if sample is None or sample.step <= self._last_step:
-            raise PrivacyError(
-                "no new batch was drawn from the private loader since the last step. Iterate "
-                "over the loader that make_private returned, one step for each batch."
-            )
-        return sample
 
     def _begin_step(self, sample: StepSample) -> None:
-        first = self._last_step + 1
-        if self._progress is None and any(self._accumulated.values()):
-            raise PrivacyError(
-                "gradients have arrived that did not come through the criterion, before it was "
-                "called for this batch. Only the private loss may be differentiated."
-            )
-        self._count_skipped(sample.step - first)
+        self._count_skipped(sample.step - self._last_step - 1)
         self._require_budget()
-        self._clear_gradients()
         self._progress = StepProgress(sample.step, sample.micro_batches, self._structure)
 
     def _count_skipped(self, count: int) -> None:
@@ -261,21 +313,53 @@ class TrainingSession:
             self.ledger.spend(self.plan.mechanism, label="skipped step", limit=allowed)
             self._last_step += 1
 
-    def _clear_gradients(self) -> None:
-        self._accumulated = dict.fromkeys(self._accumulated, 0)
-        for parameter in self._trainable:
-            parameter.grad = None
-
     # --- the backward pass -----------------------------------------------------------------------
 
-    def backward_done(self, call: ForwardCall) -> None:
-        """Note that the cotangents of one forward pass have been handed to the model."""
-        if self._progress is None:
-            raise PrivacyError("backward was called after the step it belongs to was taken")
-        self._progress.backwards += 1
+    def deliver(self, call: ForwardCall, cotangents: Tensor) -> None:
+        """Run the backward pass of one forward pass, and keep the gradients."""
+        progress = self._progress
+        if progress is None or call.sample.step != progress.step:
+            raise PrivacyError(
+                "backward was called after the step it belongs to was taken, or after another "
+                "batch was begun. Call backward before drawing the next batch."
+            )
+        if self._projection and self._seal.broken():
+            raise PrivacyError(
+                "weights were edited between the forward pass and its backward pass; the "
+                "gradients would belong to neither. Edit them between steps."
+            )
+        check_gradient_hooks(self._trainable)
+        self._check_no_gradients()
+        for parameter in self._trainable:
+            parameter.grad = None
+        torch.autograd.backward(call.output, cotangents)
+        for index, parameter in enumerate(self._trainable):
+            if parameter.grad is None:
+                continue
+            known = progress.gradients.get(index)
+            gradient = parameter.grad if known is None else known.add_(parameter.grad)
+            progress.gradients[index] = gradient
+            parameter.grad = None
+        progress.delivered += 1
+        if self.allows_scaling:  # a scaler wants to see gradients; it may have these
+            for parameter in self._trainable:
+                parameter.grad = torch.zeros_like(parameter)
+            self._remember_gradients()
 
-    def _gradient_arrived(self, parameter: Tensor) -> None:
-        self._accumulated[id(parameter)] += 1
+    def _remember_gradients(self) -> None:
+        self._own_gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+
+    def _check_no_gradients(self) -> None:
+        """All gradients there are were put there by this session."""
+        own = set(map(id, self._own_gradients))
+        if any(p.grad is not None and id(p.grad) not in own for p in self._parameters.values()):
+            for parameter in self._parameters.values():
+                parameter.grad = None
+            raise PrivacyError(
+                "a parameter has a gradient that did not come through the private criterion: "
+                "another loss was differentiated, or `grad` was assigned. It was discarded. Only "
+                "the private loss may be differentiated, and gradients cannot be edited."
+            )
 
     # --- the optimizer step ----------------------------------------------------------------------
 
@@ -287,16 +371,22 @@ class TrainingSession:
                 "times in one step. Use an optimizer that steps on the gradients it finds."
             )
         progress = self._check_complete()
-        self._check_optimizer()
+        check_optimizer(self.optimizer, self._parameters)
+        self._check_no_gradients()
         if structure_of(self.model, numbers=True) != progress.structure:
             raise PrivacyError(
                 "the model was changed between its forward pass and the optimizer's step; the "
                 "gradients belong to another model. Change it between steps."
             )
+        if self._projection and self._seal.broken():
+            raise PrivacyError(
+                "weights were edited between the backward pass and the optimizer's step. Edit "
+                "them between steps, and do not step with another optimizer."
+            )
         allowed = self._require_budget()
         self.ledger.spend(self.plan.mechanism, limit=allowed)
         self._last_step = progress.step
-        self._add_noise()
+        self._release(progress)
 
     def _check_complete(self) -> StepProgress:
         progress = self._progress
@@ -312,33 +402,12 @@ class TrainingSession:
                 "gone through the criterion. Step once for every sample, after its last "
                 "micro-batch (loader.current.is_last)."
             )
-        if progress.backwards != progress.micro_batches:
+        if progress.delivered != progress.micro_batches:
             raise PrivacyError(
-                f"backward was called for {progress.backwards} of the {progress.micro_batches} "
+                f"backward was called for {progress.delivered} of the {progress.micro_batches} "
                 "batches of this step. Call backward on every private loss, once."
             )
-        if any(count > progress.backwards for count in self._accumulated.values()):
-            raise PrivacyError(
-                "a parameter received more gradients than there were private losses: another loss "
-                "was differentiated as well. Only the private criterion may be."
-            )
         return progress
-
-    def _check_optimizer(self) -> None:
-        held = [id(p) for group in self.optimizer.param_groups for p in group["params"]]
-        if set(held) - {id(p) for p in self._parameters.values()}:
-            raise PrivacyError(
-                "the optimizer holds parameters that are not the model's. Their gradients have no "
-                "bound: give them an optimizer of their own."
-            )
-        lacking = [n for n, p in self._parameters.items() if p.requires_grad and id(p) not in held]
-        if lacking:
-            raise PrivacyError(
-                f"the optimizer lacks trainable parameters of the model: {', '.join(lacking)}. "
-                "Add them, or freeze them with requires_grad_(False) before make_private."
-            )
-        if any(p._backward_hooks for p in self._trainable):
-            raise PrivacyError("a parameter carries a gradient hook, which could change gradients")
 
     def _require_budget(self) -> int | None:
         if self._meter is None:
@@ -347,47 +416,29 @@ class TrainingSession:
             return self._meter.require(self.plan.mechanism)
         except BudgetExhaustedError:
             self._progress = None
-            self._clear_gradients()
             raise
 
     @torch.no_grad()
-    def _add_noise(self) -> None:
-        for parameter in self._trainable:
-            if parameter.grad is None:  # it took no part in the forward pass, but is released
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [p.grad for p in self._trainable if p.grad is not None]
-        if self._scaler is not None and self._scaler.is_enabled():
-            # The guards ignore the scale of the loss; what the scaler divided by is put back.
-            torch._foreach_mul_(gradients, self._scaler._scale.to(gradients[0].device))
+    def _release(self, progress: StepProgress) -> None:
+        """Give the optimizer the gradients, with their noise."""
+        gradients = [
+            progress.gradients.get(index, torch.zeros_like(parameter))
+            for index, parameter in enumerate(self._trainable)
+        ]
         self.noise.add_(gradients, self._deviations)
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        for parameter, gradient in zip(self._trainable, gradients, strict=True):
+            parameter.grad = gradient
+        self._remember_gradients()
+        self._progress = None
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._projection:
-            project(self.model)
-        self._norms = self._weight_norms()
-        self._progress = None
-        self._accumulated = dict.fromkeys(self._accumulated, 0)
+            project(self.model, include_frozen=False)
+        self._seal.renew()
+        self._inside_forward = False
         self.steps_taken += 1
-
-    # --- weights from elsewhere ------------------------------------------------------------------
-
-    @torch.no_grad()
-    def _weight_norms(self) -> Tensor:
-        """A checksum of all parameters, cheap enough to take at every step."""
-        norms = torch._foreach_norm(list(self._parameters.values()))
-        return torch.stack([norm.double() for norm in norms])
-
-    def _check_weights(self) -> None:
-        """Certify the weights again if somebody has edited or loaded them."""
-        if not self._projection:
-            return
-        on_cpu = self._norms.device.type == "cpu"
-        if not on_cpu and self.steps_taken % _TAMPER_INTERVAL:
-            return
-        norms = self._weight_norms()
-        if not torch.equal(norms, self._norms):
-            certify(self.model)
-            self._norms = norms
 
 
 def _reduce(losses: Tensor, reduction: str) -> Tensor:

@@ -1,0 +1,131 @@
+"""Checks that a private run makes of the user's objects, before and while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipless.bounds._structure import hooks_of
+from clipless.errors import PrivacyError
+from clipless.losses import Loss
+
+
+def check_criterion(criterion: Any) -> None:
+    """Refuse anything but a per-example loss of this library, untouched."""
+    if not isinstance(criterion, Loss):
+        raise PrivacyError(
+            f"{type(criterion).__name__} is not a per-example loss with a known constant. Use "
+            "one of clipless.losses (CrossEntropy, BinaryCrossEntropy, ...), or wrap a "
+            "function of one example in clipless.losses.PerExample."
+        )
+    if not type(criterion).__module__.startswith("clipless.losses."):
+        raise PrivacyError(
+            f"{type(criterion).__name__} is a loss class of its own, and nothing shows that it "
+            "keeps examples apart. Write it as a function of one example and wrap it in "
+            "clipless.losses.PerExample."
+        )
+    replaced = {"forward", "per_example", "lipschitz", "lipschitz_for"} & set(vars(criterion))
+    if replaced or next(hooks_of(criterion), None) is not None:
+        raise PrivacyError(
+            "the criterion carries a hook or a replaced method, which could mix examples unseen. "
+            "Use it as it is, or write a clipless.losses.PerExample."
+        )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
+    """The optimizer holds the model's trainable parameters, all of them and no others."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if held - {id(p) for p in parameters.values()}:
+        raise PrivacyError(
+            "the optimizer holds parameters that are not the model's. Their gradients have no "
+            "bound: give them an optimizer of their own. (If layers were replaced, make the "
+            "optimizer anew.)"
+        )
+    lacking = [name for name, p in parameters.items() if p.requires_grad and id(p) not in held]
+    if lacking:
+        raise PrivacyError(
+            f"the optimizer lacks trainable parameters of the model: {', '.join(lacking)}. "
+            "Add them, or freeze them with requires_grad_(False) before make_private."
+        )
+
+
+def check_gradient_hooks(parameters: Iterable[Tensor]) -> None:
+    """Refuse hooks that could change gradients on their way."""
+    for parameter in parameters:
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise PrivacyError(
+                "a parameter carries a gradient hook, which could change gradients before they "
+                "get their noise. Remove it."
+            )
+
+
+def check_scaler(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse optimizers that would divide noise by the scale of the loss."""
+    if scaler is None or not scaler.is_enabled():
+        return
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        raise PrivacyError(
+            "a fused optimizer undoes the scale of a gradient scaler itself, and would divide the "
+            "noise by it. Use the optimizer with fused=False, or no scaler (bfloat16 needs none)."
+        )
+
+
+def check_inputs(inputs: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Examples must have the shape that the bounds were proved for."""
+    found = tuple(tuple(x.shape[1:]) for x in inputs if isinstance(x, Tensor))
+    if found != shapes:
+        raise PrivacyError(
+            f"the model was called on examples of shape {_words(found)}, but its bounds were "
+            f"proved for {_words(shapes)}. Bring all examples to one shape, and pass it as "
+            "input_shape= if it is not that of the data set's examples."
+        )
+
+
+def _words(shapes: tuple[tuple[int, ...], ...]) -> str:
+    return ", ".join(map(str, shapes))
+
+
+def check_precision(inputs: tuple[Any, ...]) -> None:
+    """Refuse reduced precision, whose rounding the plan's slack does not cover."""
+    device = next((x.device.type for x in inputs if isinstance(x, Tensor)), "cpu")
+    if torch.is_autocast_enabled(device):
+        raise PrivacyError(
+            "autocast is on. Rounding in reduced precision can add more to a gradient than the "
+            "slack in the sensitivities covers: train in float32."
+        )
+
+
+class WeightSeal:
+    """Notices edits of parameters, cheaply enough for every step.
+
+    Parameters are recognised by their version counters, addresses and norms. An edit through
+    `.data` that changes neither the address nor the norm goes unnoticed; so does, where reading a
+    value would stall the device, any edit through `.data` that keeps the address.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        self._sealed = self._state()
+
+    def renew(self) -> None:
+        """Accept the parameters as they are now."""
+        self._sealed = self._state()
+
+    def broken(self) -> bool:
+        """Whether parameters have changed since the last `renew`."""
+        versions, norms = self._state()
+        old_versions, old_norms = self._sealed
+        if versions != old_versions:
+            return True
+        return norms is not None and old_norms is not None and not torch.equal(norms, old_norms)
+
+    @torch.no_grad()
+    def _state(self) -> tuple[tuple[tuple[int, int], ...], Tensor | None]:
+        versions = tuple((p._version, p.data_ptr()) for p in self._parameters)
+        if any(p.device.type != "cpu" for p in self._parameters):
+            return versions, None
+        norms = torch._foreach_norm(self._parameters)  # type: ignore[arg-type]
+        return versions, torch.stack([norm.double() for norm in norms])
