@@ -38,13 +38,17 @@ def convolution(site: Site, x: Signal) -> Bound:
 
 
 def _affine(layer: Any, x: Signal, *, positions: int, gain: float = 1.0) -> Bound:
-    """The common part of affine layers: J_weight = gain X, and a bias repeated over positions."""
+    """The common part of affine layers: J_weight = gain X, and a bias repeated over positions.
+
+    Product clipping caps the weight's gradient at its limit, whatever G and X are.
+    """
     parameters = {"weight": gain * x.norm}
     output = layer.norm * x.norm
     if layer.bias is not None:
         parameters["bias"] = math.sqrt(positions)
         output += math.sqrt(positions) * layer.bias_norm
-    return Bound(lipschitz=layer.norm, output=output, parameters=parameters)
+    caps = {} if layer.weight_clip is None else {"weight": layer.weight_clip}
+    return Bound(lipschitz=layer.norm, output=output, parameters=parameters, parameter_caps=caps)
 
 
 def _check_circular(site: Site, size: tuple[int, ...]) -> None:

@@ -43,13 +43,15 @@ class Bound:
     `lipschitz` bounds the norm of the Jacobian with respect to each tensor argument: one number
     for all of them, or one for each. `output` bounds the norm of the result. `parameters` bounds
     the norm of the Jacobian with respect to each of the module's own parameters, by name.
-    `cotangent_cap` bounds what a backward pass hands on, whatever it received.
+    `cotangent_cap` bounds what a backward pass hands on, whatever it received, and
+    `parameter_caps` what it gives to a parameter.
     """
 
     lipschitz: float | tuple[float, ...]
     output: float
     parameters: Mapping[str, float] = field(default_factory=dict)
     cotangent_cap: float = math.inf
+    parameter_caps: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

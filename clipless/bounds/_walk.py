@@ -8,6 +8,7 @@ parameters. Whatever is used several times adds what it receives, by the triangl
 from __future__ import annotations
 
 import inspect
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -126,7 +127,8 @@ def _check_answer(
     """A rule must answer for every input and every parameter, with numbers that can be bounds."""
     if len(lipschitz) != len(sources):
         site.refuse(f"its rule gave {len(lipschitz)} Jacobian bounds for {len(sources)} inputs.")
-    numbers = [*lipschitz, bound.output, bound.cotangent_cap, *bound.parameters.values()]
+    numbers = [*lipschitz, bound.output, bound.cotangent_cap]
+    numbers += [*bound.parameters.values(), *bound.parameter_caps.values()]
     if not all(number >= 0 for number in numbers):
         site.refuse(f"its rule gave a number that is no bound: {bound}.")
     names = {name for name, _ in module.named_parameters()} if module is not None else set()
@@ -169,7 +171,10 @@ def backward(passed: ForwardPass, output_cotangent: float, *, capped: bool = Tru
     for step in reversed(passed.steps):
         arriving = cotangents[step.node]
         for name, jacobian in step.bound.parameters.items():
-            contributions.append((step, name, jacobian, _times(arriving, jacobian)))
+            bound = _times(arriving, jacobian)
+            if capped:
+                bound = min(bound, step.bound.parameter_caps.get(name, math.inf))
+            contributions.append((step, name, jacobian, bound))
         for source, lipschitz in zip(step.sources, step.lipschitz, strict=True):
             leaving = _times(arriving, lipschitz)
             cotangents[source] += min(leaving, step.bound.cotangent_cap) if capped else leaving

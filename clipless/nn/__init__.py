@@ -1,6 +1,7 @@
 """Lipschitz layers: plain `nn.Module`s with ordinary parameters and proved norms."""
 
 from clipless.nn._activation import Absolute, FullSort, GroupSort, Householder, MaxMin
+from clipless.nn._adaptive import FollowQuantile
 from clipless.nn._base import ConstrainedModule, certify, project
 from clipless.nn._conv import SpectralConv1d, SpectralConv2d
 from clipless.nn._embedding import Embedding
@@ -44,6 +45,7 @@ __all__ = [
     "BallProjection",
     "BoundedInput",
     "ClipGradient",
+    "FollowQuantile",
     "Residual",
     "ConstrainedModule",
     "project",

@@ -50,10 +50,22 @@ class ConstrainedModule(nn.Module):
 
 
 class AffineModule(ConstrainedModule):
-    """A constrained linear map with an optional bias in a Euclidean ball of radius `bias_norm`."""
+    """A constrained linear map with an optional bias in a Euclidean ball of radius `bias_norm`.
+
+    `weight_clip`, if set, is a limit for the norm of one example's weight gradient, enforced by
+    product clipping: the gradient is then a descent direction rather than a gradient. Like the
+    norm of `ClipGradient` it refers to the loss of ONE example; when every example's loss is
+    weighted by a factor (1 / b), `loss_scale` is that factor.
+    """
 
     norm: float
     bias_norm: float
+    weight_clip: float | None = None
+    loss_scale: float = 1.0
+
+    def _weight_limit(self) -> float | None:
+        """The limit as the backward pass meets it, or None without product clipping."""
+        return None if self.weight_clip is None else self.weight_clip * self.loss_scale
 
     def _register_bias(self, size: int, wanted: bool, bias_norm: float, **where: object) -> None:
         self.bias_norm = positive("bias_norm", bias_norm)

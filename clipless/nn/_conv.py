@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from clipless._arguments import positive
 from clipless.nn._base import AffineModule, draw_orthogonal
+from clipless.nn._product import clipped_convolution, example_norm
 from clipless.spectral import (
     Constraint,
     ConvolutionBall,
@@ -101,6 +102,8 @@ class _SpectralConv(AffineModule):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, in_channels, *size) -> (batch, out_channels, *size')."""
         kernel = self.weight * self.scale
+        limit = self._weight_limit()
+        norm = None if limit is None else example_norm(x.detach())
         symmetric = [before for before, _ in self.padding]
         if self.padding_mode == "circular":
             x = F.pad(x, self._flat_padding(), mode="circular")
@@ -108,11 +111,23 @@ class _SpectralConv(AffineModule):
         elif symmetric != [after for _, after in self.padding]:
             x = F.pad(x, self._flat_padding())
             symmetric = [0] * self.axes
-        return self._convolve(x, kernel, symmetric)
-
-    def _convolve(self, x: Tensor, kernel: Tensor, padding: list[int]) -> Tensor:
-        function = F.conv1d if self.axes == 1 else F.conv2d
-        return function(x, kernel, self.bias, self.stride, padding, self.dilation, self.groups)
+        if limit is None or norm is None:
+            function = F.conv1d if self.axes == 1 else F.conv2d
+            return function(
+                x, kernel, self.bias, self.stride, symmetric, self.dilation, self.groups
+            )
+        return clipped_convolution(
+            x,
+            kernel,
+            self.bias,
+            input_norm=norm,
+            # The gradient of Psi is N times the kernel's, which is at most sqrt(m) ||g|| ||x||.
+            limit=limit / (self.scale * math.sqrt(self.multiplicity)),
+            stride=self.stride,
+            padding=symmetric,
+            dilation=self.dilation,
+            groups=self.groups,
+        )
 
     def _weight_constraint(self) -> Constraint:
         if self.certificate_size is not None:
@@ -209,6 +224,8 @@ class _SpectralConv(AffineModule):
         parts.append(f"bias_norm={self.bias_norm:g}" if self.bias is not None else "bias=False")
         if self.constraint != "orthogonal":
             parts.append(f"constraint={self.constraint!r}")
+        if self.weight_clip is not None:
+            parts.append(f"weight_clip={self.weight_clip:g}")
         if self.certificate_size is not None:
             parts.append(f"certificate_size={self.certificate_size}")
         return ", ".join(parts)

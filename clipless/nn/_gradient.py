@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from clipless._arguments import positive
 from clipless._geometry import scale_into_ball
+from clipless.nn._adaptive import ExceedanceCount, FollowQuantile
 
 
 class ClipGradient(nn.Module):
@@ -16,17 +17,22 @@ class ClipGradient(nn.Module):
     whatever follows; entries that are not finite become zeros. `norm` refers to the loss of ONE
     example. When the backward pass starts from a loss in which every example is weighted by a
     factor (1 / b for an average over b examples), set `loss_scale` to that factor: thresholds are
-    compared before the division.
+    compared before the division. With `follow`, the private engine moves `norm` after every step.
     """
 
-    def __init__(self, norm: float, *, loss_scale: float = 1.0) -> None:
+    def __init__(
+        self, norm: float, *, follow: FollowQuantile | None = None, loss_scale: float = 1.0
+    ) -> None:
         super().__init__()
         self.norm = positive("norm", norm)
+        self.follow = follow
         self.loss_scale = positive("loss_scale", loss_scale)
+        self.exceeded = ExceedanceCount()
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, ...) -> the same values."""
-        return clip_cotangent(x, self.norm * self.loss_scale)
+        count = None if self.follow is None else self.exceeded
+        return clip_cotangent(x, self.norm * self.loss_scale, count)
 
     def to_torch(self) -> nn.Module:
         """Return the identity: a deployed model has no backward pass."""
@@ -34,12 +40,13 @@ class ClipGradient(nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments, for printing."""
-        return f"norm={self.norm:g}"
+        follow = "" if self.follow is None else f", follow={self.follow}"
+        return f"norm={self.norm:g}{follow}"
 
 
-def clip_cotangent(x: Tensor, norm: float) -> Tensor:
+def clip_cotangent(x: Tensor, norm: float, count: ExceedanceCount | None = None) -> Tensor:
     """Return `x`; in the backward pass make each example's cotangent finite, of norm <= `norm`."""
-    clipped: Tensor = _ClipCotangent.apply(x, norm)  # type: ignore[no-untyped-call]
+    clipped: Tensor = _ClipCotangent.apply(x, norm, count)  # type: ignore[no-untyped-call]
     return clipped
 
 
@@ -47,16 +54,19 @@ class _ClipCotangent(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, norm: float) -> Tensor:
+    def forward(x: Tensor, norm: float, count: ExceedanceCount | None) -> Tensor:
         return x.view_as(x)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-        ctx.norm = inputs[1]
+        _, ctx.norm, ctx.count = inputs
 
     @staticmethod
-    def backward(ctx, cotangent: Tensor) -> tuple[Tensor, None]:  # type: ignore[no-untyped-def]
-        return clip_rows(cotangent, ctx.norm), None
+    def backward(ctx, cotangent: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def]
+        if ctx.count is not None:
+            flat = torch.nan_to_num(cotangent.detach().unsqueeze(-1).flatten(1))
+            ctx.count.add(torch.linalg.vector_norm(flat, dim=1) > ctx.norm)
+        return clip_rows(cotangent, ctx.norm), None, None
 
 
 def clip_rows(rows: Tensor, norm: float) -> Tensor:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from clipless._arguments import positive
 from clipless.nn._base import AffineModule, draw_orthogonal
+from clipless.nn._product import clipped_linear
 from clipless.spectral import Constraint, EuclideanBall, Orthogonal, SpectralBall
 
 
@@ -45,7 +46,10 @@ class _Linear(AffineModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
-        return F.linear(x, self.weight, self.bias)
+        limit = self._weight_limit()
+        if limit is None:
+            return F.linear(x, self.weight, self.bias)
+        return clipped_linear(x, self.weight, self.bias, limit)
 
     def to_torch(self) -> nn.Module:
         """Return an `nn.Linear` with the same weights."""
@@ -62,7 +66,8 @@ class _Linear(AffineModule):
     def extra_repr(self) -> str:
         """The arguments, for printing."""
         bias = f", bias_norm={self.bias_norm:g}" if self.bias is not None else ", bias=False"
-        return f"{self.in_features}, {self.out_features}, norm={self.norm:g}{bias}"
+        clip = "" if self.weight_clip is None else f", weight_clip={self.weight_clip:g}"
+        return f"{self.in_features}, {self.out_features}, norm={self.norm:g}{bias}{clip}"
 
 
 class SpectralLinear(_Linear):

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from clipless.bounds import SensitivityReport
+from clipless.nn import ClipGradient
 from clipless.privacy._accounting import epsilon
 from clipless.privacy._history import Accountant
 from clipless.privacy._mechanism import Mechanism, Relation, Sampling
@@ -60,6 +62,8 @@ class Plan:
     noise: NoiseStrategy
     noise_coefficients: tuple[float, ...] | None
     parameters: tuple[ParameterPlan, ...]
+    queries: tuple[ParameterPlan, ...] = ()
+    """Counts that a step releases beside its gradients, for thresholds that follow a quantile."""
     loss: str
     loss_lipschitz: float
     arithmetic_slack: float
@@ -90,7 +94,7 @@ class Plan:
     def sensitivities(self) -> dict[str, float]:
         """What one example can contribute to each parameter's release, rounding included."""
         factor = (1 + self.arithmetic_slack) / self.expected_batch_size
-        return {p.name: factor * p.gradient_bound for p in self.parameters}
+        return {p.name: factor * p.gradient_bound for p in self._released}
 
     @property
     def noise_deviations(self) -> dict[str, float]:
@@ -99,14 +103,23 @@ class Plan:
         scales = noise_scales(
             self.noise,
             sensitivities=sensitivities,
-            sizes=[p.size for p in self.parameters],
-            coefficients=self.noise_coefficients,
+            sizes=[p.size for p in self._released],
+            coefficients=self._all_coefficients(),
         )
         deviations = [self.noise_multiplier * scale for scale in scales]
         joint = joint_multiplier(sensitivities, deviations)
         # The accountant is told `noise_multiplier`: no strategy may deliver less.
         assert joint >= self.noise_multiplier * (1 - 1e-12)
-        return {p.name: d for p, d in zip(self.parameters, deviations, strict=True)}
+        return {p.name: d for p, d in zip(self._released, deviations, strict=True)}
+
+    @property
+    def _released(self) -> tuple[ParameterPlan, ...]:
+        return self.parameters + self.queries
+
+    def _all_coefficients(self) -> tuple[float, ...] | None:
+        """Counts get a large share of the noise: a tenth of a gradient's accuracy is plenty."""
+        given = self.noise_coefficients
+        return None if given is None else given + (10.0 * max(given),) * len(self.queries)
 
     def epsilon(self, *, steps: int | None = None, delta: float | None = None) -> float:
         """Return what `steps` steps of this plan cost, by default all that are planned."""
@@ -131,6 +144,7 @@ class Plan:
         mechanism = self.mechanism.to_dict()
         data |= {"sampling": mechanism["sampling"], "relation": mechanism["relation"]}
         data["parameters"] = [asdict(p) for p in self.parameters]
+        data["queries"] = [asdict(p) for p in self.queries]
         return data
 
     @classmethod
@@ -150,6 +164,7 @@ class Plan:
                 "relation": mechanism.relation,
                 "noise_coefficients": None if coefficients is None else tuple(coefficients),
                 "parameters": tuple(ParameterPlan(**p) for p in data["parameters"]),
+                "queries": tuple(ParameterPlan(**p) for p in data["queries"]),
             }
         )
 
@@ -174,6 +189,23 @@ class Plan:
         from clipless.privacy._report import plan_table, render
 
         return render(plan_table(self))
+
+
+def planned_queries(model: nn.Module) -> tuple[ParameterPlan, ...]:
+    """The counts of thresholds that follow a quantile: each example adds at most one to each."""
+    return tuple(
+        ParameterPlan(name=f"examples above {path}.norm", size=1, gradient_bound=1.0)
+        for path, module in following_layers(model).items()
+    )
+
+
+def following_layers(model: nn.Module) -> dict[str, ClipGradient]:
+    """The layers whose threshold follows a quantile, by path."""
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, ClipGradient) and module.follow is not None
+    }
 
 
 def planned_parameters(report: SensitivityReport) -> tuple[ParameterPlan, ...]:

@@ -1,0 +1,120 @@
+"""Product clipping: bounding one example's weight gradient without ever forming it.
+
+For one example with input x and cotangent g, the gradient of a linear or convolution weight has
+norm at most `||g|| ||x||` (times a known gain). Scaling g down where that product exceeds a limit
+C, inside the weight gradient only, bounds the weight's gradient by C at the price of two norms; the
+cotangent that flows to earlier layers is untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def clipped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, limit: float) -> Tensor:
+    """`F.linear`, with every example's part of the weight gradient of norm at most `limit`."""
+    output: Tensor = _ClippedLinear.apply(x, weight, bias, limit)  # type: ignore[no-untyped-call]
+    return output
+
+
+def clipped_convolution(
+    x: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    *,
+    input_norm: Tensor,
+    limit: float,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """A convolution, with every example's cotangent scaled by `min(1, limit / (||g|| ||x||))`.
+
+    The scaling applies to the gradient of the kernel only. `input_norm` holds ||x||, (batch,),
+    taken before any padding.
+    """
+    geometry = (list(stride), list(padding), list(dilation), groups)
+    output: Tensor = _ClippedConvolution.apply(  # type: ignore[no-untyped-call]
+        x, kernel, bias, input_norm, limit, geometry
+    )
+    return output
+
+
+def example_norm(x: Tensor) -> Tensor:
+    """The Euclidean norm of every example, (batch,)."""
+    return torch.linalg.vector_norm(x.flatten(1), dim=1)
+
+
+def _scaled(cotangent: Tensor, input_norm: Tensor, limit: float) -> Tensor:
+    """Scale each example's cotangent g by `min(1, limit / (||g|| ||x||))`."""
+    product = example_norm(cotangent) * input_norm
+    outside = product > limit
+    factor = torch.where(outside, limit / torch.where(outside, product, 1.0), 1.0)
+    return cotangent * factor.reshape(-1, *([1] * (cotangent.ndim - 1)))
+
+
+class _ClippedLinear(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, limit: float) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, weight, bias, limit = inputs
+        ctx.save_for_backward(x, weight)
+        ctx.limit, ctx.has_bias = limit, bias is not None
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        (cotangent,) = cotangents
+        x, weight = ctx.saved_tensors
+        scaled = _scaled(cotangent, example_norm(x), ctx.limit)
+        rows = scaled.flatten(0, -2) if scaled.ndim > 2 else scaled
+        columns = x.flatten(0, -2) if x.ndim > 2 else x
+        positions = tuple(range(cotangent.ndim - 1))
+        bias_gradient = cotangent.sum(dim=positions) if ctx.has_bias else None
+        return cotangent @ weight, rows.mT @ columns, bias_gradient, None
+
+
+class _ClippedConvolution(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        kernel: Tensor,
+        bias: Tensor | None,
+        input_norm: Tensor,
+        limit: float,
+        geometry: tuple[list[int], list[int], list[int], int],
+    ) -> Tensor:
+        function = F.conv1d if x.ndim == 3 else F.conv2d
+        return function(x, kernel, bias, *geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, kernel, bias, input_norm, limit, geometry = inputs
+        ctx.save_for_backward(x, kernel, input_norm)
+        ctx.limit, ctx.geometry, ctx.has_bias = limit, geometry, bias is not None
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        (cotangent,) = cotangents
+        x, kernel, input_norm = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.geometry
+        options = (None, stride, padding, dilation, False, [0] * len(stride), groups)
+        backward = torch.ops.aten.convolution_backward
+        input_gradient, _, _ = backward(cotangent, x, kernel, *options, [True, False, False])
+        scaled = _scaled(cotangent, input_norm, ctx.limit)
+        _, kernel_gradient, _ = backward(scaled, x, kernel, *options, [False, True, False])
+        axes = (0, *range(2, cotangent.ndim))
+        bias_gradient = cotangent.sum(dim=axes) if ctx.has_bias else None
+        return input_gradient, kernel_gradient, bias_gradient, None, None, None
