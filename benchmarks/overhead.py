@@ -82,9 +82,7 @@ def main() -> None:
                 break
 
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
-    ratio = statistics.median(
-        a / b for a, b in zip(times["private"], times["plain"], strict=True)
-    )
+    ratio = statistics.median(a / b for a, b in zip(times["private"], times["plain"], strict=True))
     results = {
         "model": "MNIST CNN of the paper (2 convolutions, 2 dense layers)",
         "parameters": sum(p.numel() for p in private.parameters()),

@@ -6,7 +6,7 @@ sensitivity of every parameter is then proved from the architecture (`clipless.b
 """
 
 from clipless import bounds, errors, losses, nn, privacy, spectral
-from clipless.bounds import sensitivity
+from clipless.bounds import clip_products, sensitivity
 from clipless.nn import certify, project, to_torch
 from clipless.privacy import PrivacyEngine
 
@@ -21,6 +21,7 @@ __all__ = [
     "spectral",
     "errors",
     "sensitivity",
+    "clip_products",
     "project",
     "certify",
     "to_torch",
