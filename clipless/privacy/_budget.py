@@ -68,8 +68,10 @@ class BudgetMeter:
         """Return how many releases of `mechanism` are known to fit now, which is at least one.
 
         The number is a good `limit` for `Ledger.spend`. Raises `BudgetExhaustedError` if not even
-        one release fits.
+        one release fits. Steps that a resumed run repeats are in the ledger already, and fitted.
         """
+        if prepaid := self._ledger.prepaid(mechanism):
+            return prepaid
         count = self._ledger.count(mechanism)
         elsewhere = self._ledger.releases - count
         if mechanism != self._mechanism or elsewhere != self._elsewhere:

@@ -42,14 +42,6 @@ SamplingName = Literal["poisson", "fixed_size", "full_batch"]
 Private = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
 
 
-class _Meter(BudgetMeter):
-    """Lets steps pass that a resumed run repeats: the ledger counts them, and they fitted."""
-
-    def require(self, mechanism: Mechanism) -> int:
-        """Return how many steps are known to fit now, which is at least one."""
-        return self._ledger.prepaid(mechanism) or super().require(mechanism)
-
-
 class PrivacyEngine:
     """Makes training differentially private, without clipping.
 
@@ -93,6 +85,8 @@ class PrivacyEngine:
         self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
         self._session: TrainingSession | None = None
         self._sessions: list[TrainingSession] = []
+        self._run = ""
+        self._first_plan: Plan | None = None
 
     # --- making a run private --------------------------------------------------------------------
 
@@ -110,6 +104,7 @@ class PrivacyEngine:
         relation: Relation | str | None = None,
         noise: NoiseStrategy = "optimal",
         noise_coefficients: Mapping[str, float] | None = None,
+        epochs: float | None = None,
         steps: int | None = None,
         micro_batch_size: int | None = None,
         pad: bool = False,
@@ -138,6 +133,7 @@ class PrivacyEngine:
                 fixed-size batches, whose guarantee is for replace-one.
             noise: how noise is shared out among parameters: `global`, `per_layer`, `optimal`.
             noise_coefficients: for `per_layer`, relative weights by parameter name.
+            epochs, steps: how long training is planned to last, for the report.
             micro_batch_size: hand out each step's batch in parts of at most this size.
             pad: give every batch the same number of rows.
             input_shape: shape of one example; by default that of the first one.
@@ -156,7 +152,7 @@ class PrivacyEngine:
             module=module, optimizer=optimizer, data_loader=data_loader, criterion=criterion,
             target_delta=target_delta, sampling=sampling, relation=relation, noise=noise,
             noise_coefficients=noise_coefficients, micro_batch_size=micro_batch_size, pad=pad,
-            input_shape=input_shape, noise_multiplier=noise_multiplier, steps=steps,
+            input_shape=input_shape, noise_multiplier=noise_multiplier, epochs=epochs, steps=steps,
             target_epsilon=target_epsilon, resume_from=resume_from, replay=replay,
         )  # fmt: skip
         return self._start(
@@ -317,26 +313,34 @@ class PrivacyEngine:
             plan=plan,
             ledger=ledger,
             noise=GaussianNoise(seed=self._derived_seed("noise")),
-            meter=None if budget is None else _Meter(budget=budget, ledger=ledger),
+            meter=None if budget is None else BudgetMeter(budget=budget, ledger=ledger),
             input_shape=shape,
             projection=projection,
             grad_scaler=grad_scaler,
         )
         self._sessions = [one for one in self._sessions if one.attached] + [self._session]
-        self._run, self._first_plan = secrets.token_hex(8), plan
-        if resume_from is None:
-            ledger.begin_run(self._run)
-            return module, optimizer, loader
-        session.steps_taken = int(resume_from["steps_taken"])
-        session.set_noise_multiplier(resume_from["noise_multiplier"])
-        if replay:
-            self._run = str(resume_from["run"])
-            _load_noise(session, resume_from)
-            spent = [(Mechanism.from_dict(each), int(count)) for each, count in resume_from["spent"]]
-            ledger.begin_run(self._run, spent=spent)
-        else:
-            ledger.begin_run(self._run)
+        try:
+            self._begin_run(session, resume_from, replay)
+        except BaseException:
+            session.detach()
+            raise
         return module, optimizer, loader
+
+    def _begin_run(
+        self, session: TrainingSession, resume_from: Mapping[str, Any] | None, replay: bool
+    ) -> None:
+        """Name the run in the ledger; take over the state of the one that it continues."""
+        self._run, self._first_plan, spent = secrets.token_hex(8), session.plan, None
+        if resume_from is not None:
+            session.steps_taken = int(resume_from["steps_taken"])
+            session.set_noise_multiplier(resume_from["noise_multiplier"])
+        if resume_from is not None and replay:
+            _load_noise(session, resume_from)
+            self._run = str(resume_from["run"])
+            spent = [
+                (Mechanism.from_dict(each), int(count)) for each, count in resume_from["spent"]
+            ]
+        session.ledger.begin_run(self._run, spent=spent)
 
     def _derived_seed(self, purpose: str) -> int | None:
         """A seed that differs for sampling and noise, and from one run of this engine to the next.
@@ -427,6 +431,7 @@ class PrivacyEngine:
         from whom the guarantee is meant for.
         """
         session = self.session
+        assert self._first_plan is not None
         for parameter in session._trainable:
             session.noise._generator(parameter.device)  # there before the first noise is drawn
         return {
@@ -483,6 +488,13 @@ class PrivacyEngine:
         if self._session is not None:
             self._session.detach()
             self._session.ledger.settle()
+
+    def close(self) -> None:
+        """End private training and let go of the ledger's file; questions can still be asked."""
+        if self._session is not None:
+            self._session.detach()
+        if self._ledger is not None:
+            self._ledger.close()
 
 
 def example_shape(dataset: Any) -> tuple[int, ...]:

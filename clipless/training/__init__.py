@@ -1,6 +1,17 @@
-"""Tools for the training loop: an optimizer for noisy gradients, and averages of the weights."""
+"""Training: a trainer for people who want no loop, an optimizer for noisy gradients, averages."""
 
 from clipless.training._averaging import WeightAverage
+from clipless.training._callbacks import Callback, MetricsWriter, TensorBoardWriter
 from clipless.training._layer_adam import LayerAdam
+from clipless.training._result import FitResult
+from clipless.training._trainer import Trainer
 
-__all__ = ["LayerAdam", "WeightAverage"]
+__all__ = [
+    "Trainer",
+    "FitResult",
+    "Callback",
+    "MetricsWriter",
+    "TensorBoardWriter",
+    "LayerAdam",
+    "WeightAverage",
+]

@@ -348,8 +348,8 @@ def test_bad_arguments_are_refused(options):
 
 
 @pytest.mark.parametrize(("build", "shape"), [(mlp, (6,)), (cnn, (1, 4, 4))])
-def test_evaluating_the_average_leaves_a_private_run_as_it_was(build, shape, monkeypatch):
-    """With evaluations and without, the same run: weights, ledger, and nothing to certify anew."""
+def test_evaluating_the_average_leaves_a_private_run_as_it_was(build, shape):
+    """With evaluations and without, the same run: the same weights, the same ledger."""
 
     def private_run(evaluate):
         torch.manual_seed(3)
@@ -371,11 +371,6 @@ def test_evaluating_the_average_leaves_a_private_run_as_it_was(build, shape, mon
         return run, average
 
     plain, plain_average = private_run(evaluate=False)
-
-    def alarm(model):
-        raise AssertionError("the weights were taken for edited ones")
-
-    monkeypatch.setattr("clipless.privacy._session.certify", alarm)
     evaluated, average = private_run(evaluate=True)
     assert same(evaluated.model, snapshot(plain.model))
     assert evaluated.engine.get_epsilon() == plain.engine.get_epsilon()

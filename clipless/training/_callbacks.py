@@ -1,0 +1,168 @@
+"""What happens along the way: callbacks, and the two that write metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from clipless.training._checkpoint import replace_file
+
+if TYPE_CHECKING:
+    from clipless.training._trainer import Trainer
+
+_NOTE = (
+    "loss and accuracy are those of the private training data and are not covered by the "
+    "guarantee: keep this file as you keep the data"
+)
+
+
+class Callback:
+    """What a trainer calls along the way; override what you need.
+
+    The trainer is handed over as it is: `trainer.step`, `trainer.epoch`, `trainer.metrics` (loss
+    and accuracy of the epoch so far, read from the device when asked for), `trainer.history`,
+    `trainer.model`, `trainer.engine`. Weights after a step are private in the sense of the
+    guarantee, and free to use; losses and accuracies on the training data are not covered by it.
+    So a decision that rests on them (when to stop, which weights to keep) is not covered either.
+
+    `sees_weights`: whether `on_step_end` looks at the model. If so, every step is noted on the
+    disk before the callback runs, so that a killed run knows what may have been seen.
+
+    Example:
+        >>> class Print(Callback):
+        ...     sees_weights = False
+        ...     def on_epoch_end(self, trainer):
+        ...         print(trainer.epoch, trainer.history[-1]["loss"])
+    """
+
+    sees_weights = True
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """Training is about to begin, or to go on after `trainer.step` steps."""
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        """A step has been taken."""
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        """An epoch, or the last part of one, is complete; its line in `history` is there."""
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        """Training has ended, however it did: `trainer.stopped` says how."""
+
+
+class MetricsWriter(Callback):
+    """Writes metrics to a file, one JSON object a line, each on its way when it is written.
+
+    The first line is a header with a note. Then come lines of `"kind": "step"`, one in `every`
+    steps, and of `"kind": "epoch"`. A resumed run drops the lines after its checkpoint, as it
+    writes them again.
+
+    Args:
+        path: the file; by default `metrics.jsonl` in the run folder.
+        every: how many steps a line stands for.
+    """
+
+    sees_weights = False
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, every: int = 10) -> None:
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}")
+        self._path, self._every = path, every
+        self._file: IO[str] | None = None
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """Open the file, and go back to where the run goes on."""
+        if self._path is None and trainer.run_dir is None:
+            raise ValueError("MetricsWriter needs a path, or a trainer with a run_dir")
+        path = Path(self._path) if self._path is not None else trainer.run_dir / "metrics.jsonl"  # type: ignore[operator]
+        header = {"kind": "header", "format": "clipless-metrics", "version": 1, "note": _NOTE}
+        lines = [json.dumps(header), *_lines_until(path, trainer.step)]
+        replace_file(path, "".join(f"{line}\n" for line in lines).encode())
+        self._file = path.open("a", buffering=1)
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        """Write a line if it is time."""
+        if trainer.step % self._every == 0:
+            self._write({"kind": "step", "step": trainer.step, **trainer.metrics})
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        """Write what the history says of the epoch."""
+        self._write({"kind": "epoch", **trainer.history[-1]})
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, fields: dict[str, Any]) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(fields) + "\n")
+
+
+def _lines_until(path: Path, step: int) -> list[str]:
+    """The whole lines of a file that are about steps up to `step`."""
+    kept = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            continue
+        if fields.get("kind") != "header" and fields.get("step", 0) <= step:
+            kept.append(line)
+    return kept
+
+
+class TensorBoardWriter(Callback):
+    """Writes metrics for TensorBoard, which has to be installed.
+
+    Args:
+        folder: where to; by default `tensorboard` in the run folder.
+        every: how many steps a point stands for.
+    """
+
+    sees_weights = False
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, *, every: int = 10) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(
+                "TensorBoardWriter needs the package tensorboard: pip install "
+                "'clipless[tensorboard]'. Without it, metrics are in metrics.jsonl."
+            ) from error
+        self._make, self._folder, self._every = SummaryWriter, folder, every
+        self._writer: Any = None
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """Open the log; what it holds of later steps is superseded."""
+        folder = self._folder
+        if folder is None and trainer.run_dir is None:
+            raise ValueError("TensorBoardWriter needs a folder, or a trainer with a run_dir")
+        place = folder if folder is not None else trainer.run_dir / "tensorboard"  # type: ignore[operator]
+        self._writer = self._make(str(place), purge_step=trainer.step + 1)
+
+    def on_step_end(self, trainer: Trainer) -> None:
+        """Add a point if it is time."""
+        if trainer.step % self._every == 0:
+            self._add("training", trainer.metrics, trainer.step)
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        """Add the numbers of the epoch."""
+        numbers = {
+            name: value
+            for name, value in trainer.history[-1].items()
+            if name not in ("step", "epoch")
+        }
+        self._add("epoch", numbers, trainer.step)
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        """Close the log."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _add(self, group: str, numbers: dict[str, float], step: int) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(f"{group}/{name}", value, step)

@@ -1,0 +1,310 @@
+"""One call of `Trainer.fit`: the loop, the checkpoints, and how a killed run goes on.
+
+Why a resumed run may repeat steps without paying for them again. A checkpoint holds all that
+determines what comes next: weights, optimizer, sampler key, noise generator. A killed run goes on
+from its last checkpoint with the same samples and the same noise. Of the steps after it, the ledger
+counts all that were taken, since it is written first, and perhaps some that were not.
+
+- A step that somebody may have seen is on the trail (see `Trail`). The repeated one is compared
+  with it before it is shown. If they are equal, bit for bit, nothing new is released.
+- A step that is not on the trail was seen by nobody. To show it now is its first release, and the
+  ledger counts it already, or counts it before it is taken, as for any step.
+- If a repeated step differs (arithmetic that is not deterministic, data or software that changed),
+  it is thrown away unseen. The run goes back to the checkpoint once more and goes on from there
+  under a new name, with fresh samples and noise, paying for every step.
+
+So the ledger never counts less than what was released, and where arithmetic is repeatable nothing
+is paid twice, the rest of a reserved block included.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+from clipless.errors import BudgetExhaustedError
+from clipless.training._callbacks import Callback, MetricsWriter
+from clipless.training._data import pair
+from clipless.training._interrupt import Interrupt, deferred_interrupts
+from clipless.training._metrics import RunningMetrics, classifies
+from clipless.training._progress import EpsilonGauge, ProgressBar
+from clipless.training._run_folder import RunFolder, SavedRun, describe
+from clipless.training._state import generator_states, restore_generators
+from clipless.training._trail import ReplayDivergedError
+
+if TYPE_CHECKING:
+    from clipless.training._trainer import Trainer
+
+
+class Fit:
+    """The run in progress of a trainer."""
+
+    def __init__(self, trainer: Trainer, data: DataLoader[Any], validation: Any) -> None:
+        self._trainer, self._data, self._validation = trainer, data, validation
+        self._folder: RunFolder | None = None
+        if trainer.run_dir is not None:
+            self._folder = RunFolder(trainer.run_dir, keep=trainer._keep_checkpoints)
+        self._callbacks: list[Callback] = [*trainer.callbacks]
+        if self._folder is not None and not any(
+            isinstance(each, MetricsWriter) for each in self._callbacks
+        ):
+            self._callbacks.insert(0, MetricsWriter())
+        self._seen_steps = any(
+            each.sees_weights and type(each).on_step_end is not Callback.on_step_end
+            for each in self._callbacks
+        )
+        self._classifies = classifies(trainer.criterion)
+        self._between_steps = True
+        self._saved: SavedRun | None = None
+        self._seconds, self._begun = 0.0, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, interruptions left out."""
+        return self._seconds + time.monotonic() - self._begun
+
+    def run(self) -> None:
+        """Train to the end, to the budget, or until interrupted."""
+        trainer = self._trainer
+        training = trainer.model.training
+        trainer.model.train()
+        try:
+            try:
+                self._attempt(replay=True)
+            except ReplayDivergedError as divergence:
+                warnings.warn(
+                    f"{divergence}: the arithmetic is not deterministic here, or data or software "
+                    "have changed. The steps after the last checkpoint are taken anew, with fresh "
+                    "randomness, and paid for again.",
+                    stacklevel=3,
+                )
+                self._attempt(replay=False)
+        finally:
+            trainer.model.train(training)
+
+    # --- beginning, new or resumed ---------------------------------------------------------------
+
+    def _attempt(self, *, replay: bool) -> None:
+        trainer = self._trainer
+        trainer.resumed_from = None
+        try:
+            self._begin(replay)
+            self._train()
+        finally:
+            if self._folder is not None:
+                trainer.engine.close()
+            else:
+                trainer.engine.detach()
+
+    def _begin(self, replay: bool) -> None:
+        trainer, folder = self._trainer, self._folder
+        trainer._reset(None if folder is None else folder.ledger)
+        description = describe(
+            trainer.model,
+            dataset_size=len(self._data.dataset),  # type: ignore[arg-type]
+            optimizer=trainer.optimizer,
+            scheduler=trainer._schedule_name,
+            average=trainer.average,
+            micro_batch_size=trainer._micro_batch_size,
+        )
+        saved = None if folder is None else folder.saved(description, resume=trainer._resume)
+        replay = replay and (saved is None or self._can_replay(saved))
+        self._make_private(saved, replay)
+        self._description = description
+        self._seconds, self._begun = 0.0, time.monotonic()
+        self._saved = saved
+        if saved is not None:
+            self._restore(saved)
+        if folder is not None:
+            state = trainer.engine.state_dict()
+            folder.trail.begin(state["run"], step=trainer.step)
+            if saved is None:
+                folder.begin(description, state["plan"])
+            if saved is None or not replay:
+                self._save()
+
+    def _can_replay(self, saved: SavedRun) -> bool:
+        devices = {str(each.device) for each in self._trainer.model.parameters()}
+        return set(saved.state["engine"]["noise"]) <= devices
+
+    def _make_private(self, saved: SavedRun | None, replay: bool) -> None:
+        """Make the run private; a saved one with the weights it had."""
+        trainer = self._trainer
+        before = {} if saved is None else copy.deepcopy(trainer.model.state_dict())
+        if saved is not None:
+            trainer.model.load_state_dict(saved.weights)
+        try:
+            self._loader = trainer._make_private(
+                self._data, None if saved is None else saved.state["engine"], replay
+            )
+        except BaseException:
+            if saved is not None:
+                trainer.model.load_state_dict(before)
+            raise
+
+    def _restore(self, saved: SavedRun) -> None:
+        trainer, state = self._trainer, saved.state
+        trainer.optimizer.load_state_dict(saved.optimizer["optimizer"])
+        if trainer.scheduler is not None:
+            trainer.scheduler.load_state_dict(saved.optimizer["scheduler"])
+        if trainer.average is not None:
+            trainer.average.load_state_dict(state["average"])
+        trainer.step = trainer.resumed_from = saved.step
+        trainer.history = list(state["history"])
+        trainer._running = RunningMetrics.from_state_dict(state["running"])
+        self._seconds = float(state["seconds"])
+        restore_generators(state["generators"])
+
+    # --- the loop --------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        trainer = self._trainer
+        trainer.stopped = "failed"
+        self._gauge = EpsilonGauge(trainer.engine, steps=trainer.steps)
+        bar = ProgressBar(show=trainer._progress, steps=trainer.steps, done=trainer.step)
+        try:
+            self._call("on_fit_start")
+            with deferred_interrupts() as interrupt:
+                self._steps(bar, interrupt)
+            trainer.stopped = "finished"
+        except BudgetExhaustedError:
+            trainer.stopped = "budget"
+            self._between_steps = True
+            if trainer._running.steps:
+                self._end_epoch()
+            self._save()
+        except KeyboardInterrupt:
+            trainer.stopped = "interrupted"
+            if self._between_steps:
+                self._save()
+            raise
+        except ReplayDivergedError:
+            self._forget_divergence()
+            raise
+        finally:
+            bar.stop(trainer.step)
+            if self._folder is not None:  # whatever happened, the weights can be seen from now on
+                self._folder.trail.flush()
+            self._call("on_fit_end")
+
+    def _forget_divergence(self) -> None:
+        """Go back to the checkpoint before anybody sees a step that came out in two ways."""
+        assert self._saved is not None
+        self._trainer.model.load_state_dict(self._saved.weights)
+        self._restore(self._saved)
+
+    def _steps(self, bar: ProgressBar, interrupt: Interrupt) -> None:
+        trainer = self._trainer
+        while trainer.step < trainer.steps:
+            # Batches are read anew after every checkpoint, also if nobody interrupts, so that
+            # what data loaders draw from global generators is the same after resuming.
+            boundary = self._next_boundary()
+            for batch in self._loader:
+                self._between_steps = False
+                if not self._batch(batch):
+                    continue
+                self._between_steps = True
+                if self._seen_steps and self._folder is not None:
+                    self._folder.trail.flush()
+                self._call("on_step_end")
+                bar.update(trainer.step, metrics=trainer._running, gauge=self._gauge)
+                if trainer.step >= boundary:
+                    break
+                interrupt.raise_if_requested()
+            if trainer.step % trainer.steps_per_epoch == 0 or trainer.step >= trainer.steps:
+                self._end_epoch()
+            if trainer.step % self._checkpoint_every == 0 or trainer.step >= trainer.steps:
+                self._save()
+            interrupt.raise_if_requested()
+
+    @property
+    def _checkpoint_every(self) -> int:
+        return self._trainer._checkpoint_every or self._trainer.steps_per_epoch
+
+    def _next_boundary(self) -> int:
+        """The next step after which an epoch or the run ends, or a checkpoint is due."""
+        trainer = self._trainer
+        after = [
+            (trainer.step // every + 1) * every
+            for every in (trainer.steps_per_epoch, self._checkpoint_every)
+        ]
+        return min(trainer.steps, *after)
+
+    def _batch(self, batch: Any) -> bool:
+        """One batch, and the step if it completes one; return whether it did."""
+        trainer = self._trainer
+        inputs, target = pair(batch, trainer.device)
+        trainer.optimizer.zero_grad()
+        output = trainer.model(inputs)
+        loss = trainer.criterion(output, target)
+        loss.backward()
+        sample = self._loader.current
+        assert sample is not None
+        trainer._running.add_batch(loss, output, target, sample.weights, self._classifies)
+        if not sample.is_last:
+            return False
+        trainer.optimizer.step()
+        if self._folder is not None:
+            self._folder.trail.follow(trainer.model, step=trainer.step + 1)
+        if trainer.scheduler is not None:
+            trainer.scheduler.step()
+        if trainer.average is not None:
+            trainer.average.update()
+        trainer.step += 1
+        trainer._running.end_step()
+        return True
+
+    def _end_epoch(self) -> None:
+        trainer = self._trainer
+        if self._folder is not None:
+            self._folder.trail.flush()
+        line: dict[str, Any] = {"epoch": trainer.epoch, "step": trainer.step}
+        line |= trainer._running.read()
+        if self._validation is not None:
+            found = trainer.evaluate(self._validation)
+            line |= {f"validation_{name}": value for name, value in found.items()}
+        bound = self._gauge.at(trainer.step)
+        line["epsilon_bound"] = bound if math.isfinite(bound) else None
+        trainer.history.append(line)
+        trainer._running = RunningMetrics()
+        self._call("on_epoch_end")
+
+    def _call(self, name: str) -> None:
+        for callback in self._callbacks:
+            getattr(callback, name)(self._trainer)
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        trainer, folder = self._trainer, self._folder
+        if folder is None:
+            return
+        folder.trail.flush()
+        ledger = trainer.engine.ledger.snapshot()
+        scheduler = trainer.scheduler
+        state = {
+            "step": trainer.step,
+            "seconds": self.seconds,
+            "history": trainer.history,
+            "running": trainer._running.state_dict(),
+            "engine": trainer.engine.state_dict(),
+            "average": None if trainer.average is None else trainer.average.state_dict(),
+            "generators": generator_states(),
+            "description": self._description,
+        }
+        folder.save(
+            state,
+            model=trainer.model,
+            optimizer={
+                "optimizer": trainer.optimizer.state_dict(),
+                "scheduler": None if scheduler is None else scheduler.state_dict(),
+            },
+            average=trainer.average,
+            ledger=ledger,
+            step=trainer.step,
+        )

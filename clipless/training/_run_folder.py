@@ -1,0 +1,152 @@
+"""The folder of a run: what it belongs to, its ledger, checkpoints and trail.
+
+plan.json        the plan and what else the run rests on, to be read
+ledger.jsonl     what has been spent: the truth
+checkpoints/     the last states to go on from. Secret: they determine samples and noise.
+trail.jsonl      checksums of the weights that may have been seen since
+metrics.jsonl    loss and accuracy on the private data, which the guarantee does not cover
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from clipless.errors import PrivacyError
+from clipless.privacy._ledger_file import read_ledger
+from clipless.training._averaging import WeightAverage
+from clipless.training._checkpoint import CheckpointStore, replace_file
+from clipless.training._state import from_files, to_bytes, to_files
+from clipless.training._trail import Trail
+
+
+class RunFolder:
+    """One run on the disk."""
+
+    def __init__(self, path: str | os.PathLike[str], *, keep: int) -> None:
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.ledger = self.path / "ledger.jsonl"
+        self.checkpoints = CheckpointStore(self.path / "checkpoints", keep=keep)
+        self.trail = Trail(self.path / "trail.jsonl")
+
+    def saved(self, description: Mapping[str, Any], *, resume: bool) -> SavedRun | None:
+        """Return the state to go on from, or None for a new run; refuse what is another's."""
+        plan = self.path / "plan.json"
+        if not resume and (plan.exists() or self.checkpoints.paths()):
+            raise PrivacyError(
+                f"{self.path} holds a run already. Resume it (resume=True), or choose a new folder."
+            )
+        files = self.checkpoints.newest()
+        if files is None:
+            if plan.exists() and self.ledger.exists() and read_ledger(self.ledger).counts():
+                raise PrivacyError(
+                    f"the run in {self.path} has taken steps, but none of its checkpoints can be "
+                    "read. It cannot be continued; what it has spent stays spent."
+                )
+            return None
+        saved = SavedRun(files)
+        _require_same(saved.state["description"], description, self.path)
+        return saved
+
+    def begin(self, description: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+        """Write down what the run is about."""
+        from clipless import __version__
+
+        versions = {"clipless": __version__, "torch": torch.__version__, "numpy": numpy.__version__}
+        fields = {"format": "clipless-run", "version": 1, "plan": plan}
+        fields |= {"belongs_to": description, "written_by": versions}
+        replace_file(self.path / "plan.json", (json.dumps(fields, indent=2) + "\n").encode())
+
+    def save(
+        self,
+        state: Mapping[str, Any],
+        *,
+        model: nn.Module,
+        optimizer: Mapping[str, Any],
+        average: WeightAverage | None,
+        ledger: str,
+        step: int,
+    ) -> None:
+        """Write a checkpoint, whole or not at all."""
+        weights = model.state_dict()
+        tensors = {name: each for name, each in weights.items() if isinstance(each, torch.Tensor)}
+        rest = {name: each for name, each in weights.items() if name not in tensors}
+        files = {"weights.safetensors": to_bytes(tensors), "ledger.jsonl": ledger.encode()}
+        files |= to_files(optimizer, name="optimizer")
+        files |= to_files({**state, "extra_weights": rest}, name="state")
+        if average is not None:
+            files["average.safetensors"] = to_bytes(average.averaged_parameters())
+        self.checkpoints.save(files, step=step)
+        self.trail.forget(before=self.checkpoints.oldest_step())
+
+
+class SavedRun:
+    """A checkpoint that was read."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        import safetensors.torch
+
+        self.state: dict[str, Any] = from_files(files, name="state")
+        self.optimizer: dict[str, Any] = from_files(files, name="optimizer")
+        self.weights: dict[str, Any] = {
+            **safetensors.torch.load(files["weights.safetensors"]),
+            **self.state["extra_weights"],
+        }
+
+    @property
+    def step(self) -> int:
+        """How many steps the run had taken."""
+        return int(self.state["step"])
+
+
+def describe(
+    model: nn.Module,
+    *,
+    dataset_size: int,
+    optimizer: torch.optim.Optimizer,
+    scheduler: str,
+    average: WeightAverage | None,
+    micro_batch_size: int | None,
+) -> dict[str, Any]:
+    """Return what a run folder belongs to, besides its plan, as plain data."""
+    averaging = None if average is None else f"decay {average.decay:g} from {average.start}"
+    return {
+        "dataset_size": dataset_size,
+        "model": {
+            name: f"{tuple(tensor.shape)} of {tensor.dtype}"
+            for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+        },
+        "training": {
+            "optimizer": type(optimizer).__name__,
+            **{f"optimizer {key}": str(value) for key, value in optimizer.defaults.items()},
+            "scheduler": scheduler,
+            "average": averaging,
+            "micro_batch_size": micro_batch_size,
+        },
+    }
+
+
+def _require_same(then: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    lines = []
+    for name in sorted({*then, *now}):
+        before, after = then.get(name), now.get(name)
+        if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+            before, after = {"": before}, {"": after}
+        lines += [
+            f"  {f'{name} {key}'.strip()}: {before.get(key)} then, {after.get(key)} now"
+            for key in sorted({*before, *after})
+            if before.get(key) != after.get(key)
+        ]
+    if lines:
+        raise PrivacyError(
+            f"{path} belongs to another run:\n" + "\n".join(lines) + "\nResume it with what it "
+            "began with, or choose a new folder."
+        )

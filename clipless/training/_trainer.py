@@ -1,0 +1,302 @@
+"""A trainer for people who want no loop."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+from torch.utils.data import DataLoader
+
+from clipless.bounds._sensitivity import Shape
+from clipless.losses import Loss
+from clipless.privacy import PrivacyEngine, PrivacyReport, PrivateLoader, Relation
+from clipless.privacy._engine import SamplingName
+from clipless.privacy._history import Accountant
+from clipless.privacy._mechanism import Sampling
+from clipless.privacy._noise import NoiseStrategy
+from clipless.training._averaging import WeightAverage
+from clipless.training._callbacks import Callback
+from clipless.training._data import evaluation_batches, inputs_of, training_loader
+from clipless.training._fit import Fit
+from clipless.training._layer_adam import LayerAdam
+from clipless.training._metrics import RunningMetrics, evaluate
+from clipless.training._result import FitResult, Stopped
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+MakeScheduler = Callable[[torch.optim.Optimizer, int], LRScheduler]
+MakeAverage = Callable[[nn.Module], WeightAverage]
+
+
+class Trainer:
+    """Trains a model privately: `Trainer(model, criterion, ...).fit(data)`.
+
+    Guarantee: that of `PrivacyEngine`, on which it sits; it adds no privacy logic of its own.
+    Training ends when the planned steps are taken or the next one would exceed the budget. Not
+    covered are the loss and accuracy on the training data, which are shown and written down while
+    training, and what is decided by looking at them. Validation data are taken to be public, or
+    handled otherwise: nothing measured on them is accounted for.
+
+    With `run_dir`, everything is kept in that folder and a run that was interrupted or killed goes
+    on where `fit` is called again with the same arguments and data: the steps after the last
+    checkpoint are repeated with the same samples and noise, end at the same weights, and are not
+    paid for twice. If they do not end at the same weights, which is noticed before anybody sees
+    them, they are taken anew and paid for. A folder that belongs to another model, data size or
+    plan is refused. Keep checkpoints secret: they determine the samples and the noise to come. Do
+    not train two copies of a folder: they would use the same noise twice. Ctrl-C ends
+    training after the present step with a checkpoint and raises `KeyboardInterrupt`.
+
+    Without `run_dir`, a second `fit` is a new run on what is left of the same budget.
+
+    Args:
+        model: a model that `clipless.sensitivity` accepts. It is trained in place.
+        criterion: a loss of `clipless.losses`.
+        target_epsilon: the budget, at `target_delta`: the least noise is found that keeps it.
+        target_delta: by default the largest power of ten below 1/N.
+        noise_multiplier: train with this noise; with `target_epsilon`, until that is reached.
+        batch_size: how many examples are in a batch, on average. Left out for a `DataLoader`.
+        epochs, steps: how long to train, one of the two.
+        optimizer: a function from parameters to an optimizer, or an optimizer; by default
+            `LayerAdam`.
+        scheduler: `"cosine"` down to zero, None, or a function of the optimizer and the number of
+            steps; it is stepped after every step.
+        average: decay of the averaged weights, None for no average, or a function from the model
+            to a `WeightAverage`.
+        noise, noise_coefficients, sampling, relation, micro_batch_size, pad, input_shape: see
+            `PrivacyEngine.make_private`.
+        accountant: `"pld"` or `"rdp"`.
+        run_dir: the folder of the run: plan, ledger, checkpoints, metrics.
+        resume: go on with a run that is in `run_dir`; `False` refuses to.
+        checkpoint_every: steps between checkpoints; by default one for every epoch.
+        keep_checkpoints: how many are kept.
+        seed: makes sampling and noise reproducible, for experiments; the report then says so.
+            Initial weights and dropout follow `torch.manual_seed`. A resumed run keeps the
+            randomness that it began with.
+        device: where to train; by default where the model is.
+        callbacks: see `Callback`.
+        progress: show a bar; by default only on a terminal.
+
+    Example:
+        >>> model = torch.nn.Sequential(
+        ...     clipless.nn.BoundedInput(1.0), clipless.nn.SpectralLinear(4, 2))
+        >>> x = torch.randn(600, 4)
+        >>> data = (x, (x[:, 0] > 0).long())
+        >>> trainer = Trainer(model, clipless.losses.CrossEntropy(tau=10.0),
+        ...                   target_epsilon=3.0, batch_size=100, epochs=5)
+        >>> result = trainer.fit(data)
+        >>> result.steps, result.stopped, result.epsilon <= 3.0
+        (30, 'finished', True)
+        >>> trainer.predict(x[:5]).shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        criterion: Loss,
+        *,
+        target_epsilon: float | None = None,
+        target_delta: float | None = None,
+        noise_multiplier: float | None = None,
+        batch_size: int | None = None,
+        epochs: float | None = None,
+        steps: int | None = None,
+        optimizer: torch.optim.Optimizer | MakeOptimizer | None = None,
+        scheduler: Literal["cosine"] | MakeScheduler | None = "cosine",
+        average: float | MakeAverage | None = 0.98,
+        noise: NoiseStrategy = "optimal",
+        noise_coefficients: Mapping[str, float] | None = None,
+        sampling: SamplingName | Sampling = "poisson",
+        relation: Relation | str | None = None,
+        micro_batch_size: int | None = None,
+        pad: bool = False,
+        input_shape: Shape | None = None,
+        accountant: Accountant = "pld",
+        run_dir: str | os.PathLike[str] | None = None,
+        resume: bool = True,
+        checkpoint_every: int | None = None,
+        keep_checkpoints: int = 2,
+        seed: int | None = None,
+        device: torch.device | str | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool | None = None,
+    ) -> None:
+        if target_epsilon is None and noise_multiplier is None:
+            raise ValueError("give target_epsilon, or noise_multiplier")
+        if (epochs is None) == (steps is None):
+            raise ValueError("give either epochs or steps")
+        if checkpoint_every is not None and checkpoint_every < 1:
+            raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}")
+        if not (scheduler in ("cosine", None) or callable(scheduler)):
+            raise ValueError(f"scheduler must be 'cosine', None or a function, got {scheduler!r}")
+        place = device if device is not None else next(model.parameters()).device
+        self.device = torch.device(place)
+        self.model = model.to(self.device)
+        self.criterion = criterion
+        self.optimizer = _optimizer(optimizer, model)
+        self.scheduler: LRScheduler | None = None
+        self.average: WeightAverage | None = None
+        self.callbacks = tuple(callbacks)
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.engine = PrivacyEngine(accountant=accountant, seed=seed)
+        self.step = 0
+        """How many steps the run has taken."""
+        self.steps = 0
+        """How many steps are planned."""
+        self.steps_per_epoch = 1
+        self.history: list[dict[str, Any]] = []
+        self.stopped: Stopped = "failed"
+        self.resumed_from: int | None = None
+        self._batch_size, self._epochs, self._steps = batch_size, epochs, steps
+        self._target_epsilon, self._noise_multiplier = target_epsilon, noise_multiplier
+        self._make_scheduler, self._make_average = scheduler, average
+        self._micro_batch_size, self._resume, self._progress = micro_batch_size, resume, progress
+        self._checkpoint_every, self._keep_checkpoints = checkpoint_every, keep_checkpoints
+        self._accountant, self._seed = accountant, seed
+        self._options: dict[str, Any] = {
+            "target_delta": target_delta,
+            "noise": noise,
+            "noise_coefficients": noise_coefficients,
+            "sampling": sampling,
+            "relation": relation,
+            "micro_batch_size": micro_batch_size,
+            "pad": pad,
+            "input_shape": input_shape,
+        }
+        self._optimizer_at_first = copy.deepcopy(self.optimizer.state_dict())
+        self._running = RunningMetrics()
+
+    def fit(self, train_data: Any, validation_data: Any = None) -> FitResult:
+        """Train on a tuple of tensors, a `Dataset` or a `DataLoader` of inputs and targets.
+
+        Validation data of the same kinds are evaluated after every epoch, with the averaged
+        weights if there are any, and at the end with both. They are not private.
+        """
+        loader = training_loader(train_data, self._batch_size)
+        fit = Fit(self, loader, validation_data)
+        fit.run()
+        seconds = fit.seconds
+        measured: dict[bool, dict[str, float]] = {False: {}, True: {}}
+        if validation_data is not None:
+            for averaged in (False, True) if self.average is not None else (False,):
+                measured[averaged] = self.evaluate(validation_data, averaged=averaged)
+        return FitResult(
+            epsilon=self.engine.get_epsilon(),
+            delta=self.engine.plan.delta,
+            steps=self.step,
+            stopped=self.stopped,
+            seconds=seconds,
+            history=tuple(self.history),
+            metrics=measured[False],
+            averaged_metrics=measured[True],
+            resumed_from=self.resumed_from,
+        )
+
+    def evaluate(self, data: Any, *, averaged: bool | None = None) -> dict[str, float]:
+        """Return the mean loss and, for classification, the accuracy on all of `data`.
+
+        `averaged`: with the averaged weights; by default if there are any. What is measured on
+        private data is not covered by the guarantee.
+        """
+        if self._averaged(averaged):
+            assert self.average is not None
+            with self.average.applied():
+                return self.evaluate(data, averaged=False)
+        return evaluate(self.model, self.criterion, evaluation_batches(data), self.device)
+
+    @torch.no_grad()
+    def predict(self, data: Any, *, averaged: bool | None = None) -> Tensor:
+        """Return the model's outputs for a tensor, a `Dataset` or a `DataLoader`, on the CPU."""
+        if self._averaged(averaged):
+            assert self.average is not None
+            with self.average.applied():
+                return self.predict(data, averaged=False)
+        training = self.model.training
+        self.model.eval()
+        try:
+            batches = evaluation_batches(data)
+            outputs = [self.model(inputs_of(batch, self.device)).cpu() for batch in batches]
+        finally:
+            self.model.train(training)
+        return torch.cat(outputs)
+
+    def report(self) -> PrivacyReport:
+        """Return the guarantee so far, printable: `PrivacyEngine.report`."""
+        return self.engine.report()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the step taken last, from 1; 0 before the first."""
+        return math.ceil(self.step / self.steps_per_epoch)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Loss and accuracy on the training data in the present epoch; waits for the device."""
+        return self._running.read()
+
+    def _averaged(self, wanted: bool | None) -> bool:
+        if wanted and self.average is None:
+            raise ValueError("there are no averaged weights: the trainer has average=None, or "
+                             "has not been fitted")  # fmt: skip
+        return self.average is not None if wanted is None else wanted
+
+    # --- what a run in progress needs ------------------------------------------------------------
+
+    def _reset(self, ledger: Path | None) -> None:
+        """Begin anew, with the weights as they are. A ledger in memory is kept."""
+        if ledger is not None:
+            self.engine = PrivacyEngine(ledger=ledger, accountant=self._accountant, seed=self._seed)
+        self.step, self.history, self._running = 0, [], RunningMetrics()
+        self.resumed_from = None
+        self.optimizer.load_state_dict(copy.deepcopy(self._optimizer_at_first))
+        make = self._make_average
+        self.average = None
+        if callable(make):
+            self.average = make(self.model)
+        elif make is not None:
+            self.average = WeightAverage(self.model, decay=make)
+
+    def _make_private(
+        self, data: DataLoader[Any], state: Mapping[str, Any] | None, replay: bool
+    ) -> PrivateLoader:
+        options = {**self._options, "resume_from": state, "replay": replay}
+        options |= {"module": self.model, "optimizer": self.optimizer, "data_loader": data}
+        options |= {"criterion": self.criterion, "target_epsilon": self._target_epsilon}
+        if self._noise_multiplier is None:
+            _, _, loader = self.engine.make_private_with_epsilon(
+                epochs=self._epochs, steps=self._steps, **options
+            )
+        else:
+            _, _, loader = self.engine.make_private(
+                epochs=self._epochs, steps=self._steps,
+                noise_multiplier=self._noise_multiplier, **options,
+            )  # fmt: skip
+        planned = self.engine.plan.steps
+        assert planned is not None
+        self.steps, self.steps_per_epoch = planned, loader.steps_per_epoch
+        make = self._make_scheduler
+        if make == "cosine":
+            self.scheduler = CosineAnnealingLR(self.optimizer, T_max=self.steps)
+        elif callable(make):
+            self.scheduler = make(self.optimizer, self.steps)
+        return loader
+
+    @property
+    def _schedule_name(self) -> str:
+        make = self._make_scheduler
+        return getattr(make, "__qualname__", type(make).__name__) if callable(make) else str(make)
+
+
+def _optimizer(
+    given: torch.optim.Optimizer | MakeOptimizer | None, model: nn.Module
+) -> torch.optim.Optimizer:
+    if isinstance(given, torch.optim.Optimizer):
+        return given
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    return LayerAdam(parameters) if given is None else given(parameters)

@@ -1,0 +1,341 @@
+"""Resuming: the same weights, nothing paid twice, and nothing that belongs to somebody else."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from clipless import losses
+from clipless import nn as lip
+from clipless.errors import LedgerError, PrivacyError
+from clipless.privacy import epsilon
+from clipless.training import Callback, LayerAdam
+from clipless.training._checkpoint import CheckpointStore
+from tests.privacy.runs import examples
+from tests.training.small import (
+    DATA,
+    STEPS,
+    VALIDATION,
+    StopAt,
+    counted,
+    same,
+    trainer,
+    weights,
+)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    trained = trainer(folder)
+    result = trained.fit(DATA, VALIDATION)
+    return folder, trained, result
+
+
+def crash(folder, step, **options):
+    """A run that dies without settling its ledger or saving anything after `step`."""
+    crashed = trainer(folder, **{"callbacks": [StopAt(step)]} | options)
+    with pytest.raises(RuntimeError, match="stop"):
+        crashed.fit(DATA, VALIDATION)
+    return crashed
+
+
+@pytest.mark.parametrize("step", [1, 5, 6, 13, 23])
+@pytest.mark.parametrize("every", [None, 4])
+def test_a_crashed_run_ends_at_the_same_weights(tmp_path, uninterrupted, step, every):
+    crash(tmp_path, step, checkpoint_every=every)
+    assert counted(tmp_path) == step
+    trained = trainer(tmp_path, checkpoint_every=every)
+    result = trained.fit(DATA, VALIDATION)
+    _, expected, expected_result = uninterrupted
+    interval = every or 5
+    assert result.resumed_from == (step - 1) // interval * interval
+    assert same(weights(trained), weights(expected))
+    assert result.steps == counted(tmp_path) == STEPS
+    assert result.epsilon == expected_result.epsilon
+    assert result.averaged_metrics == expected_result.averaged_metrics
+    averaged = expected.average.averaged_parameters()
+    for name, each in trained.average.averaged_parameters().items():
+        assert torch.equal(each, averaged[name])
+    strip = [{k: v for k, v in line.items() if k != "epsilon_bound"} for line in result.history]
+    assert strip == [
+        {k: v for k, v in line.items() if k != "epsilon_bound"} for line in expected_result.history
+    ]
+
+
+def test_metrics_have_no_doubles(tmp_path, uninterrupted):
+    crash(tmp_path, 13)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "st')
+    trainer(tmp_path).fit(DATA, VALIDATION)
+    read = [
+        [(line["kind"], line.get("step"), line.get("loss")) for line in map(json.loads, lines)]
+        for lines in (
+            (folder / "metrics.jsonl").read_text().splitlines()
+            for folder in (tmp_path, uninterrupted[0])
+        )
+    ]
+    assert read[0] == read[1]
+
+
+def test_without_a_seed_lost_steps_are_repeated_and_not_paid_twice(tmp_path):
+    seen = {}
+
+    class Look(Callback):
+        def on_step_end(self, trainer):
+            now = weights(trainer)
+            if trainer.step in seen:
+                assert same(now, seen[trainer.step])
+            seen[trainer.step] = now
+
+    for stop in (3, 8, 9, 17):
+        crash(tmp_path, stop, seed=None, callbacks=[Look(), StopAt(stop)])
+        assert counted(tmp_path) >= stop
+    result = trainer(tmp_path, seed=None, callbacks=[Look()]).fit(DATA)
+    assert result.stopped == "finished"
+    assert result.steps == counted(tmp_path) == STEPS
+    assert result.epsilon <= 3.0
+
+
+def test_reserved_steps_of_a_killed_run_are_used(tmp_path):
+    """After a kill the ledger counts a whole block; the run may still use it."""
+    options = {"checkpoint_every": 100, "target_epsilon": None, "noise_multiplier": 2.0}
+    crash(tmp_path, 9, **options)
+    path = tmp_path / "ledger.jsonl"
+    lines = path.read_text().splitlines()
+    assert json.loads(lines[-1])["kind"] == "refund"
+    path.write_text("".join(f"{line}\n" for line in lines[:-1]))  # as if nothing was given back
+    assert counted(tmp_path) == 15  # 1 + 2 + 4 + 8
+
+    class Count(Callback):
+        def on_step_end(self, trainer):
+            assert trainer.engine.ledger.releases == max(15, trainer.step)
+
+    result = trainer(tmp_path, **options, callbacks=[Count()]).fit(DATA)
+    assert result.steps == counted(tmp_path) == STEPS
+
+
+def test_epsilon_is_that_of_the_ledger_while_steps_are_repeated(tmp_path):
+    crash(tmp_path, 9)
+    shown = []
+
+    class Look(Callback):
+        def on_step_end(self, trainer):
+            shown.append((trainer.step, trainer.engine.get_epsilon()))
+
+    trained = trainer(tmp_path, callbacks=[Look()])
+    trained.fit(DATA)
+    mechanism, delta = trained.engine.plan.mechanism, trained.engine.plan.delta
+    assert shown[0] == (6, epsilon([(mechanism, 9)], delta))
+    assert shown[-1] == (24, epsilon([(mechanism, 24)], delta))
+
+
+def test_control_c_loses_nothing(tmp_path, uninterrupted):
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path, callbacks=[StopAt(7, KeyboardInterrupt)]).fit(DATA)
+    assert counted(tmp_path) == 7
+    trained = trainer(tmp_path)
+    assert trained.fit(DATA, VALIDATION).resumed_from == 7
+    assert same(weights(trained), weights(uninterrupted[1]))
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    first = trainer(tmp_path)
+    expected = first.fit(DATA, VALIDATION)
+    again = trainer(tmp_path)
+    result = again.fit(DATA, VALIDATION)
+    assert result.resumed_from == STEPS
+    assert result.metrics == expected.metrics
+    assert counted(tmp_path) == STEPS
+    assert first.fit(DATA, VALIDATION).resumed_from == STEPS  # the same trainer, too
+
+
+def test_a_run_that_met_its_budget_stays_there(tmp_path):
+    options = {"noise_multiplier": 1.5, "target_epsilon": 1.0, "steps": 500}
+    first = trainer(tmp_path, **options).fit(DATA)
+    again = trainer(tmp_path, **options).fit(DATA)
+    assert first.stopped == again.stopped == "budget"
+    assert first.steps == again.steps == counted(tmp_path)
+
+
+class Noisy(Dataset):
+    """Augments each example with numbers from a global generator."""
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return DATA[0][index] + 0.1 * torch.randn(6), DATA[1][index]
+
+
+def test_dropout_and_augmentation_are_repeated(tmp_path):
+    ended = []
+    for folder, stop in (("whole", None), ("crashed", 13)):
+        run = tmp_path / folder
+
+        def make(callbacks=(), run=run):
+            torch.manual_seed(3)
+            net = torch.nn.Sequential(
+                lip.BoundedInput(1.0), lip.SpectralLinear(6, 8), torch.nn.Dropout(0.2),
+                lip.GroupSort(2), lip.SpectralLinear(8, 3))  # fmt: skip
+            return trainer(run, model=net, checkpoint_every=4, callbacks=callbacks)
+
+        if stop:
+            with pytest.raises(RuntimeError, match="stop"):
+                make([StopAt(stop)]).fit(Noisy())
+        trained = make()
+        trained.fit(Noisy())
+        ended.append(weights(trained))
+        assert counted(run) == STEPS
+    assert same(*ended)
+
+
+def test_steps_that_cannot_be_repeated_are_thrown_away_and_paid_again(tmp_path):
+    seen = []
+
+    class Look(Callback):
+        def on_step_end(self, trainer):
+            seen.append((trainer.step, weights(trainer)))
+
+    crash(tmp_path, 9, callbacks=[Look(), StopAt(9)], target_epsilon=None, noise_multiplier=2.0)
+    before = dict(seen)
+    seen.clear()
+    other = examples(100, seed=7)  # as many examples, but others
+    trained = trainer(tmp_path, callbacks=[Look()], target_epsilon=None, noise_multiplier=2.0)
+    with pytest.warns(UserWarning, match="step 6 did not come out"):
+        result = trained.fit(other)
+    assert [step for step, _ in seen] == [*range(6, STEPS + 1)]  # none of the first attempt
+    assert not same(seen[0][1], before[6])
+    assert result.steps == STEPS
+    assert counted(tmp_path) == STEPS + 4
+    assert trained.engine.session.noise.seeded
+    assert not trained.engine.session.loader.seeded
+
+
+def test_paying_again_ends_at_the_budget(tmp_path):
+    crash(tmp_path, 9)
+    with pytest.warns(UserWarning, match="fresh randomness"):
+        result = trainer(tmp_path).fit(examples(100, seed=7))
+    assert result.stopped == "budget"
+    assert counted(tmp_path) >= STEPS
+    assert result.epsilon <= 3.0
+    again = trainer(tmp_path).fit(examples(100, seed=7))
+    assert again.stopped == "budget"
+    assert again.epsilon == result.epsilon
+
+
+def test_a_damaged_checkpoint_is_left_out(tmp_path, uninterrupted):
+    crash(tmp_path, 13)
+    newest = CheckpointStore(tmp_path / "checkpoints").paths()[-1]
+    file = newest / "weights.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    trained = trainer(tmp_path)
+    with pytest.warns(UserWarning, match=r"weights\.safetensors was damaged"):
+        result = trained.fit(DATA, VALIDATION)
+    assert result.resumed_from == 5
+    assert same(weights(trained), weights(uninterrupted[1]))
+    assert counted(tmp_path) == STEPS
+
+
+def test_without_any_checkpoint_nothing_is_begun_anew(tmp_path):
+    crash(tmp_path, 7)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(PrivacyError, match="none of its checkpoints"):
+        trainer(tmp_path).fit(DATA)
+    assert counted(tmp_path) == 7
+
+
+def test_a_kill_before_the_first_checkpoint_begins_anew(tmp_path):
+    class Kill(BaseException):
+        pass
+
+    def die(*args, **kwargs):
+        raise Kill
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", die)
+        with pytest.raises(Kill):
+            trainer(tmp_path).fit(DATA)
+    assert trainer(tmp_path).fit(DATA).steps == STEPS
+
+
+@pytest.mark.parametrize(
+    ("options", "data", "named"),
+    [
+        ({"target_epsilon": 8.0}, DATA, r"target_epsilon: 3\.0 then, 8\.0 now"),
+        ({"steps": 30}, DATA, "steps: 24 then, 30 now"),
+        ({"batch_size": 25}, DATA, r"sampling: .*rate=0\.2.* then, .*rate=0\.25.* now"),
+        ({}, examples(90), "dataset_size: 100 then, 90 now"),
+        ({"criterion": losses.MulticlassHinge()}, DATA, "loss: "),
+        ({"noise": "global"}, DATA, "noise: optimal then, global now"),
+        ({"optimizer": torch.optim.SGD}, DATA, "optimizer: LayerAdam then, SGD now"),
+        ({"optimizer": lambda p: LayerAdam(p, lr=1.0)}, DATA, r"lr: 0\.005 then, 1\.0 now"),
+        ({"average": 0.5}, DATA, r"average: decay 0\.98 from 1 then, decay 0\.5"),
+        ({"scheduler": None}, DATA, "scheduler: cosine then, None now"),
+        (
+            {"model": torch.nn.Sequential(lip.BoundedInput(1.0), lip.SpectralLinear(6, 3))},
+            DATA,
+            r"model 1\.weight: \(8, 6\) of torch.float32 then, \(3, 6\) of torch.float32 now",
+        ),
+    ],
+    ids=lambda value: None if isinstance(value, tuple) else str(value)[:30],
+)
+def test_the_folder_of_another_run_is_refused(tmp_path, uninterrupted, options, data, named):
+    folder = shutil.copytree(uninterrupted[0], tmp_path / "run")
+    before = counted(folder)
+    other = trainer(folder, **options)
+    initial = weights(other)
+    with pytest.raises(PrivacyError, match=named):
+        other.fit(data)
+    assert same(initial, weights(other))
+    assert counted(folder) == before
+
+
+def test_resuming_can_be_ruled_out(tmp_path):
+    assert trainer(tmp_path, resume=False).fit(DATA).steps == STEPS
+    with pytest.raises(PrivacyError, match="holds a run already"):
+        trainer(tmp_path, resume=False).fit(DATA)
+
+
+def test_an_older_or_missing_ledger_is_refused(tmp_path):
+    crash(tmp_path, 13)
+    ledger = tmp_path / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(lines[:6]))
+    with pytest.raises(LedgerError, match="replaced by an older one"):
+        trainer(tmp_path).fit(DATA)
+    ledger.unlink()
+    with pytest.raises(LedgerError, match="it is not the run's"):
+        trainer(tmp_path).fit(DATA)
+    ledger.write_text("".join(lines))
+    assert trainer(tmp_path).fit(DATA).steps == STEPS
+
+
+def test_two_processes_cannot_train_one_run(tmp_path):
+    class Second(Callback):
+        def on_step_end(self, trained):
+            if trained.step == 7:
+                with pytest.raises(LedgerError, match="in use"):
+                    trainer(tmp_path).fit(DATA)
+
+    assert trainer(tmp_path, callbacks=[Second()]).fit(DATA).steps == STEPS
+
+
+def test_resuming_with_workers(tmp_path, uninterrupted):
+    class Rows(Dataset):
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, index):
+            return DATA[0][index], DATA[1][index]
+
+    def data():
+        return DataLoader(Rows(), batch_size=20, num_workers=1)
+
+    with pytest.raises(RuntimeError, match="stop"):
+        trainer(tmp_path, callbacks=[StopAt(8)]).fit(data())
+    trained = trainer(tmp_path)
+    assert trained.fit(data(), VALIDATION).resumed_from == 5
+    assert same(weights(trained), weights(uninterrupted[1]))
