@@ -93,6 +93,13 @@ def draw_orthogonal(weight: Tensor, *, gain: float) -> None:
         weight.copy_(nn.init.orthogonal_(torch.empty_like(weight, dtype=torch.float32), gain=gain))
 
 
+def set_loss_scale(model: nn.Module, scale: float) -> None:
+    """Tell all layers that clip gradients by what factor every example's loss is weighted."""
+    for module in model.modules():
+        if hasattr(module, "loss_scale"):
+            module.loss_scale = scale  # type: ignore[assignment]
+
+
 def constrained_modules(model: nn.Module) -> Iterator[tuple[str, ConstrainedModule]]:
     """Yield every constrained layer of a model with its path, each layer once."""
     for path, module in model.named_modules():

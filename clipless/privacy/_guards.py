@@ -7,7 +7,8 @@ clipped to L / b and handed to the session, which alone runs the rest of the bac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,15 +28,23 @@ GUARD_ROOM = 1 + 1e-5
 
 @dataclass(eq=False)
 class ForwardCall:
-    """One forward pass in training mode, from its output to the end of its backward pass."""
+    """One forward pass in training mode, from its output to the end of its backward pass.
+
+    It hangs on the output that everybody sees; copies of that, in memory or on disk, lose it.
+    """
 
     session: TrainingSession
     output: Tensor
     """The model's output, with the graph that leads to the parameters."""
     sample: StepSample
     """The batch that went in."""
+    structure: tuple[Any, ...] = field(repr=False)
+    """What the model's bounds were proved for when it was called."""
     through_criterion: bool = False
     finished: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (OrderedDict, ())  # which torch.load accepts
 
 
 def cut_off(call: ForwardCall) -> Tensor:
@@ -48,7 +57,8 @@ def cut_off(call: ForwardCall) -> Tensor:
 
 def call_of(output: Any) -> ForwardCall | None:
     """Return the forward pass whose output this very tensor is."""
-    return getattr(output, "_clipless_call", None)
+    call = getattr(output, "_clipless_call", None)
+    return call if isinstance(call, ForwardCall) else None
 
 
 def tap(call: ForwardCall) -> Tensor:
@@ -66,6 +76,7 @@ def public_mean(losses: Tensor, weights: Tensor | None, call: ForwardCall) -> Te
     return result
 
 
+@torch.utils.hooks.unserializable_hook  # type: ignore[untyped-decorator]  # no warning at saving
 def _refuse_other_use(cotangent: Tensor) -> None:
     raise PrivacyError(
         "the model's output is differentiated by something besides the criterion that was made "

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as _module_hooks
 
 from clipless.bounds._structure import hooks_of
 from clipless.errors import PrivacyError
 from clipless.losses import Loss
+from clipless.privacy._batches import StepSample, sample_of
 
 
 def check_criterion(criterion: Any) -> None:
@@ -62,6 +64,44 @@ def check_gradient_hooks(parameters: Iterable[Tensor]) -> None:
             )
 
 
+def check_global_hooks() -> None:
+    """Refuse hooks on all modules at once, which could change or mix activations."""
+    tables = (
+        _module_hooks._global_forward_hooks,
+        _module_hooks._global_forward_pre_hooks,
+        _module_hooks._global_backward_hooks,
+        _module_hooks._global_backward_pre_hooks,
+    )
+    if any(tables):
+        raise PrivacyError(
+            "a hook on all modules is registered (torch.nn.modules.module.register_module_...), "
+            "which could change activations or mix examples unseen. Remove it for training."
+        )
+
+
+def check_target(target: Any, sample: StepSample) -> None:
+    """Refuse targets that were drawn in another batch than the inputs."""
+    drawn = sample_of((target,))
+    if drawn is not None and drawn is not sample:
+        raise PrivacyError(
+            "the targets were drawn from the private loader in another batch than the inputs. "
+            "Pass the criterion the targets of the batch that went through the model."
+        )
+
+
+def mark_used(inputs: tuple[Any, ...], sample: StepSample) -> None:
+    """Note which sample tensors were used for that the loader did not mark itself."""
+    for value in inputs:
+        if isinstance(value, Tensor) and not value.is_inference():
+            value._clipless_used = (sample, value._version)  # type: ignore[attr-defined]
+
+
+def used_for(value: Any) -> StepSample | None:
+    """Return the sample that this tensor was used for before, unless it was filled anew."""
+    sample, version = getattr(value, "_clipless_used", (None, None))
+    return sample if sample is not None and value._version == version else None
+
+
 def check_scaler(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
     """Refuse optimizers that would divide noise by the scale of the loss."""
     if scaler is None or not scaler.is_enabled():
@@ -74,13 +114,21 @@ def check_scaler(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_inputs(inputs: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> None:
-    """Examples must have the shape that the bounds were proved for."""
+    """Examples must have the shape that the bounds were proved for, and nothing behind them."""
     found = tuple(tuple(x.shape[1:]) for x in inputs if isinstance(x, Tensor))
+    if not found:
+        raise PrivacyError("call the private model with its inputs by position: model(x)")
     if found != shapes:
         raise PrivacyError(
             f"the model was called on examples of shape {_words(found)}, but its bounds were "
             f"proved for {_words(shapes)}. Bring all examples to one shape, and pass it as "
             "input_shape= if it is not that of the data set's examples."
+        )
+    if any(isinstance(x, Tensor) and x.grad_fn is not None for x in inputs):
+        raise PrivacyError(
+            "the model's input was computed by something that can be trained. Gradients end at "
+            "the model: make what comes before it a part of the model, or compute the input under "
+            "torch.no_grad()."
         )
 
 

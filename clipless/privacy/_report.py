@@ -44,6 +44,9 @@ class PrivacyReport:
             "Data sets and collate functions that mix examples (mixup, batch statistics, padding "
             "to the longest of a batch) cannot be noticed, nor can values read off the private "
             "loss, outputs or activations.",
+            "Gradients that are not taken through the private criterion, of the model in "
+            "evaluation mode or of a copy of it, have no noise: what is done with them is not "
+            "covered.",
         ]
         if self.delta >= 1 / self.plan.sampling.dataset_size:
             found.append(

@@ -8,6 +8,7 @@ projected. Anything else is refused, or counted as if it were a step.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,14 +29,19 @@ from clipless.privacy._hooks import SessionHook
 from clipless.privacy._inspection import (
     WeightSeal,
     check_criterion,
+    check_global_hooks,
     check_gradient_hooks,
     check_inputs,
     check_optimizer,
     check_precision,
     check_scaler,
+    check_target,
+    mark_used,
+    used_for,
 )
 from clipless.privacy._ledger import Ledger
 from clipless.privacy._loader import PrivateLoader
+from clipless.privacy._mechanism import FullBatch
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._plan import Plan, planned_parameters
 
@@ -82,6 +88,7 @@ class TrainingSession:
         self._parameters = dict(model.named_parameters())
         self._trainable = [self._parameters[p.name] for p in plan.parameters]
         self._own_gradients: list[Tensor] = []
+        self._delivering = threading.Lock()
         # Kept on the criterion, since another session may have changed it already.
         self._original_reduction: str = vars(criterion).setdefault(
             "_clipless_reduction", criterion.reduction
@@ -98,6 +105,7 @@ class TrainingSession:
 
     def _attach(self) -> None:
         model, criterion, optimizer = self.model, self.criterion, self.optimizer
+        self._drop_gradients()  # of whatever came before
         for module in model.modules():
             if isinstance(module, ClipGradient):
                 module.loss_scale = 1 / self.plan.expected_batch_size
@@ -156,6 +164,7 @@ class TrainingSession:
         if model.training:
             check_inputs(inputs, self._input_shapes)
             check_precision(inputs)
+            check_global_hooks()
             self._check_weights()
             structure = structure_of(model, numbers=True)
             if structure != self._structure:
@@ -164,16 +173,48 @@ class TrainingSession:
 
     def _after_forward(self, model: nn.Module, inputs: Any, output: Any) -> Tensor | None:
         self._inside_forward = False
-        if not torch.is_grad_enabled() or not model.training or not isinstance(output, Tensor):
+        if output is None or not torch.is_grad_enabled() or not model.training:
             return None
-        sample = sample_of(inputs) or self.loader.current
+        if not isinstance(output, Tensor):
+            raise PrivacyError(
+                f"the model returned a {type(output).__name__} instead of a tensor, whose "
+                "gradients cannot be held back. Return the output for the criterion alone."
+            )
+        sample = self._sample_behind(inputs)
+        call = ForwardCall(session=self, output=output, sample=sample, structure=self._structure)
+        return cut_off(call)
+
+    def _sample_behind(self, inputs: tuple[Any, ...]) -> StepSample:
+        """Tell which sample the inputs are: by their mark, or else the one drawn last."""
+        marks = [mark for each in inputs if (mark := sample_of((each,)) or used_for(each))]
+        if any(mark is not marks[0] for mark in marks):
+            raise PrivacyError(
+                "the model was called on tensors of several batches at once. Call it on what the "
+                "private loader handed out together."
+            )
+        if marks:
+            return marks[0]
+        sample = self.loader.current
         if sample is None:
             raise PrivacyError(
                 "the model was called in training mode before a batch was drawn from the private "
                 "loader. Iterate over the loader that make_private returned; for anything but "
                 "training use model.eval() or torch.no_grad()."
             )
-        return cut_off(ForwardCall(session=self, output=output, sample=sample))
+        begun = self._last_step if self._progress is None else self._progress.step
+        if sample.weights is not None and sample.step > begun + 1:
+            self._count_skipped(sample.step - self._last_step)
+            self._progress = None
+            raise PrivacyError(
+                "several batches were drawn since the last step, and the model's input was moved "
+                "or transformed, so that nothing tells which of them it is and which of its rows "
+                "are padding. Draw a batch, take its step, then draw the next. What was drawn is "
+                "counted."
+            )
+        drawn = sample.step < self.loader.next_step  # and not set by hand as the current one
+        if drawn and not isinstance(self.plan.sampling, FullBatch):  # always the same examples
+            mark_used(inputs, sample)
+        return sample
 
     def _inner_call(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling() or self._inside_forward:
@@ -187,6 +228,7 @@ class TrainingSession:
 
     def _adopt_structure(self, structure: tuple[Any, ...]) -> None:
         """The model has changed since the plan was made: prove its bounds anew."""
+        report = sensitivity(self.model, loss=self.criterion, input_shape=self._input_shapes)
         now = dict(self.model.named_parameters())
         if [(n, id(p)) for n, p in now.items()] != [
             (n, id(p)) for n, p in self._parameters.items()
@@ -203,7 +245,6 @@ class TrainingSession:
                     f"{path}.loss_scale was changed to {module.loss_scale:g}. It is 1 over the "
                     f"expected batch size, {scale:g}, in private training; change `norm` instead."
                 )
-        report = sensitivity(self.model, loss=self.criterion, input_shape=self._input_shapes)
         planned = [(p.name, p.size) for p in self.plan.parameters]
         if [(p.name, p.size) for p in planned_parameters(report)] != planned:
             raise PrivacyError(
@@ -243,16 +284,17 @@ class TrainingSession:
             )
         check_criterion(criterion)
         call = call_of(arguments[0])
-        if call is not None and call.session is not self:
+        if call is not None and call.session is not self and call.session.criterion is criterion:
             return None  # the output of another private model, which has a session of its own
         if call is None and not self.model.training:
             return None
-        if call is None:
+        if call is None or call.session is not self:
             raise PrivacyError(
                 "the private criterion was given something else than the output of the private "
                 "model in training mode. Pass the model's output itself, unchanged: even a reshape "
                 "could mix examples. For evaluation use torch.no_grad()."
             )
+        check_target(arguments[1], call.sample)
         self._admit(call)
         return (tap(call), *arguments[1:])
 
@@ -276,6 +318,11 @@ class TrainingSession:
                 "no new batch was drawn from the private loader since the last step, or an old "
                 "one was used again. Iterate over the loader that make_private returned, one step "
                 "for each batch."
+            )
+        if call.structure != self._structure:
+            raise PrivacyError(
+                "the model was changed and called again between this forward pass and its "
+                "criterion; the noise would be that of another model. Change it between steps."
             )
         if self._progress is None or sample.step != self._progress.step:
             self._begin_step(sample)
@@ -329,22 +376,34 @@ class TrainingSession:
                 "gradients would belong to neither. Edit them between steps."
             )
         check_gradient_hooks(self._trainable)
-        self._check_no_gradients()
-        for parameter in self._trainable:
-            parameter.grad = None
-        torch.autograd.backward(call.output, cotangents)
-        for index, parameter in enumerate(self._trainable):
-            if parameter.grad is None:
-                continue
-            known = progress.gradients.get(index)
-            gradient = parameter.grad if known is None else known.add_(parameter.grad)
-            progress.gradients[index] = gradient
-            parameter.grad = None
-        progress.delivered += 1
+        if not self._delivering.acquire(blocking=False):
+            raise PrivacyError(
+                "two threads run backward at once, and their gradients would get mixed up. Run "
+                "the backward passes of a step one after the other."
+            )
+        try:
+            self._check_no_gradients()
+            self._drop_gradients()
+            torch.autograd.backward(call.output, cotangents, inputs=self._trainable)
+            for index, parameter in enumerate(self._trainable):
+                if parameter.grad is None:
+                    continue
+                known = progress.gradients.get(index)
+                gradient = parameter.grad if known is None else known.add_(parameter.grad)
+                progress.gradients[index] = gradient
+            progress.delivered += 1
+        finally:  # also if it was interrupted, nobody gets to see gradients without noise
+            self._drop_gradients()
+            call.output = call.output.detach()  # the graph behind it has done its work
+            self._delivering.release()
         if self.allows_scaling:  # a scaler wants to see gradients; it may have these
             for parameter in self._trainable:
                 parameter.grad = torch.zeros_like(parameter)
             self._remember_gradients()
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
 
     def _remember_gradients(self) -> None:
         self._own_gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
@@ -353,8 +412,7 @@ class TrainingSession:
         """All gradients there are were put there by this session."""
         own = set(map(id, self._own_gradients))
         if any(p.grad is not None and id(p.grad) not in own for p in self._parameters.values()):
-            for parameter in self._parameters.values():
-                parameter.grad = None
+            self._drop_gradients()
             raise PrivacyError(
                 "a parameter has a gradient that did not come through the private criterion: "
                 "another loss was differentiated, or `grad` was assigned. It was discarded. Only "
@@ -390,6 +448,13 @@ class TrainingSession:
 
     def _check_complete(self) -> StepProgress:
         progress = self._progress
+        if progress is None and not self.model.training:
+            self._drop_gradients()
+            raise PrivacyError(
+                "the optimizer was asked to step while the model is in evaluation mode, in which "
+                "losses do not count and gradients have no noise; they were discarded. Call "
+                "model.train() before the model, the criterion and backward."
+            )
         if progress is None:
             raise PrivacyError(
                 "the optimizer was asked to step without a batch: draw one from the private "
@@ -426,8 +491,7 @@ class TrainingSession:
             for index, parameter in enumerate(self._trainable)
         ]
         self.noise.add_(gradients, self._deviations)
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        self._drop_gradients()
         for parameter, gradient in zip(self._trainable, gradients, strict=True):
             parameter.grad = gradient
         self._remember_gradients()

@@ -1,13 +1,72 @@
-"""What the misuse suite measures with: refusals that release nothing, and neighbours."""
+"""What the misuse suite is about, and what it measures with.
+
+A careless user may do anything, and none of it gets a release that is not paid for. Every test of
+the `test_misuse_*` files is one way of misusing the engine; it ends in one of three ways: it is
+refused with an error that says what to do, it is counted for what it costs, or it turns out to be
+harmless and the test shows why (the gradients are those of the batch, or one example's share of
+them stays within its sensitivity; the ledger holds what was released). The files:
+
+- `test_misuse_data`: loaders, batches, micro-batches, padding
+- `test_misuse_loss`: criteria, terms of the loss, outputs, labels, evaluation
+- `test_misuse_gradients`: other ways into the parameters, edited gradients, optimizers, scalers
+- `test_misuse_model`: weights and structure, changed in the middle of a run
+- `test_misuse_engine`: copies, interruptions, budget, ledger, earlier failures
+
+What cannot be noticed from inside the process is documented: see `UNNOTICED`.
+"""
 
 import contextlib
+import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
+from clipless import nn as lip
 from clipless.errors import CliplessError, PrivacyError
 from clipless.privacy import epsilon
 from tests.privacy.runs import Run, examples, mlp
+
+UNNOTICED = (
+    "mixing examples between the loader and the model: mixup, batch statistics, rolled labels",
+    "gradients of the model in evaluation mode, of its layers or of a copy, used by somebody else",
+    "training something else on the model's outputs, or on the data, outside the engine",
+    "targets of another batch, if they were moved or transformed",
+    "two engines with two ledgers on the same data, or one person behind several examples",
+    "decisions of the user that look at raw losses or gradients",
+)
+
+
+def full(**options):
+    """A run in which every batch is the whole data set, so that sizes give nothing away."""
+    options.setdefault("data", examples(16))
+    return Run(batch_size=16, sampling="full_batch", **options)
+
+
+def fixed(**options):
+    """A run in which all batches have the same size, but not the same examples."""
+    return Run(sampling="fixed_size", **options)
+
+
+def ball():
+    """Weights in the middle of their sets: small changes do not leave them."""
+    model = nn.Sequential(
+        lip.BoundedInput(1.0),
+        lip.SpectralLinear(6, 8, constraint="ball"),
+        lip.GroupSort(2),
+        lip.SpectralLinear(8, 3, constraint="ball"),
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    return model
+
+
+def clipped():
+    return nn.Sequential(
+        lip.BoundedInput(1.0), lip.SpectralLinear(6, 3), lip.ClipGradient(0.1)
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -47,6 +106,24 @@ def weights_of(model):
 
 def gradients_of(model):
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def expected_gradients(run, x, y, sample=None):
+    """What plain PyTorch gives for the cross-entropy of a batch, without its padding."""
+    sample = sample or getattr(x, "_clipless_sample", None)
+    real = len(x) if sample is None else len(sample.indices)
+    plain = copy.deepcopy(run.model).train()
+    plain.zero_grad()
+    loss = F.cross_entropy(plain(x.detach()[:real]), y[:real], reduction="sum")
+    (loss / run.engine.plan.expected_batch_size).backward()
+    return gradients_of(plain)
+
+
+def assert_close(found, expected):
+    """Two dictionaries of gradients agree."""
+    assert set(found) == set(expected)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient)
 
 
 def counted(run, steps):
