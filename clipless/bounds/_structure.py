@@ -42,7 +42,9 @@ def _module_structure(path: str, module: nn.Module, numbers: bool) -> tuple[Any,
             if p is not None
         ),
         tuple(
-            (name, _shape(b), b._version) for name, b in module._buffers.items() if b is not None
+            (name, _shape(b), leaf or b._version)  # rules read what they need of a leaf afresh
+            for name, b in module._buffers.items()
+            if b is not None
         ),
         sum(1 for _ in hooks_of(module)),
         tuple(

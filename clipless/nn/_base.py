@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,9 +96,15 @@ def draw_orthogonal(weight: Tensor, *, gain: float) -> None:
 
 def set_loss_scale(model: nn.Module, scale: float) -> None:
     """Tell all layers that clip gradients by what factor every example's loss is weighted."""
-    for module in model.modules():
-        if hasattr(module, "loss_scale"):
-            module.loss_scale = scale  # type: ignore[assignment]
+    for _, module in scaled_modules(model):
+        module.loss_scale = scale
+
+
+def scaled_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the layers that clip gradients, or could, with their paths."""
+    for path, module in model.named_modules():
+        if type(module).__module__.startswith("clipless.nn.") and hasattr(module, "loss_scale"):
+            yield path, module
 
 
 def constrained_modules(model: nn.Module) -> Iterator[tuple[str, ConstrainedModule]]:

@@ -28,6 +28,15 @@ class ClipGradient(nn.Module):
         self.follow = follow
         self.loss_scale = positive("loss_scale", loss_scale)
         self.exceeded = ExceedanceCount()
+        if follow is not None:  # a threshold that moves is part of the model's state
+            self.register_buffer("threshold", torch.tensor(self.norm, dtype=torch.float64))
+            self.register_load_state_dict_post_hook(_read_threshold)  # type: ignore[no-untyped-call]
+
+    def set_norm(self, norm: float) -> None:
+        """Change the threshold."""
+        self.norm = positive("norm", norm)
+        if self.follow is not None:
+            self.threshold.fill_(self.norm)  # type: ignore[operator]
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, ...) -> the same values."""
@@ -42,6 +51,11 @@ class ClipGradient(nn.Module):
         """The arguments, for printing."""
         follow = "" if self.follow is None else f", follow={self.follow}"
         return f"norm={self.norm:g}{follow}"
+
+
+def _read_threshold(module: nn.Module, incompatible_keys: object) -> None:
+    assert isinstance(module, ClipGradient)
+    module.norm = float(module.threshold)  # type: ignore[arg-type]
 
 
 def clip_cotangent(x: Tensor, norm: float, count: ExceedanceCount | None = None) -> Tensor:

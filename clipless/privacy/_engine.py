@@ -20,6 +20,7 @@ from clipless.losses import Loss
 from clipless.privacy._accounting import default_delta, epsilon
 from clipless.privacy._budget import Budget, BudgetMeter
 from clipless.privacy._calibration import noise_multiplier_for
+from clipless.privacy._following import planned_queries
 from clipless.privacy._history import Accountant
 from clipless.privacy._inspection import check_criterion
 from clipless.privacy._ledger import Ledger
@@ -259,6 +260,7 @@ class PrivacyEngine:
             noise=noise,
             noise_coefficients=_coefficients(noise_coefficients, report),
             parameters=planned_parameters(report),
+            queries=planned_queries(unwrap(module), report),
             loss=report.loss,
             loss_lipschitz=report.loss_lipschitz,
             arithmetic_slack=arithmetic_slack(_parameter_dtype(module)),

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from clipless.bounds import SensitivityReport
-from clipless.nn import ClipGradient
 from clipless.privacy._accounting import epsilon
 from clipless.privacy._history import Accountant
 from clipless.privacy._mechanism import Mechanism, Relation, Sampling
@@ -189,23 +187,6 @@ class Plan:
         from clipless.privacy._report import plan_table, render
 
         return render(plan_table(self))
-
-
-def planned_queries(model: nn.Module) -> tuple[ParameterPlan, ...]:
-    """The counts of thresholds that follow a quantile: each example adds at most one to each."""
-    return tuple(
-        ParameterPlan(name=f"examples above {path}.norm", size=1, gradient_bound=1.0)
-        for path, module in following_layers(model).items()
-    )
-
-
-def following_layers(model: nn.Module) -> dict[str, ClipGradient]:
-    """The layers whose threshold follows a quantile, by path."""
-    return {
-        path: module
-        for path, module in model.named_modules()
-        if isinstance(module, ClipGradient) and module.follow is not None
-    }
 
 
 def planned_parameters(report: SensitivityReport) -> tuple[ParameterPlan, ...]:

@@ -21,9 +21,11 @@ from clipless.bounds._sensitivity import Shape, input_shapes
 from clipless.bounds._structure import structure_of
 from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.losses import Loss
-from clipless.nn import ClipGradient, ConstrainedModule, certify, project
+from clipless.nn import ConstrainedModule, certify, project
+from clipless.nn._base import scaled_modules, set_loss_scale
 from clipless.privacy._batches import StepSample, sample_of
 from clipless.privacy._budget import BudgetMeter
+from clipless.privacy._following import Followers, planned_queries
 from clipless.privacy._guards import ForwardCall, call_of, cut_off, public_mean, tap
 from clipless.privacy._hooks import SessionHook
 from clipless.privacy._inspection import (
@@ -100,15 +102,17 @@ class TrainingSession:
         self._structure = structure_of(model, numbers=True)
         self._deviations = list(plan.noise_deviations.values())
         self._seal = WeightSeal(model)
+        self._followers: Followers | None = None
+        if plan.queries:
+            report = sensitivity(model, loss=criterion, input_shape=self._input_shapes)
+            self._followers = Followers(model, report, plan.expected_batch_size)
 
     # --- attaching and detaching -----------------------------------------------------------------
 
     def _attach(self) -> None:
         model, criterion, optimizer = self.model, self.criterion, self.optimizer
         self._drop_gradients()  # of whatever came before
-        for module in model.modules():
-            if isinstance(module, ClipGradient):
-                module.loss_scale = 1 / self.plan.expected_batch_size
+        set_loss_scale(model, 1 / self.plan.expected_batch_size)
         criterion.reduction = "none"
         keep = self._handles.append
         keep(model.register_forward_pre_hook(SessionHook(model, self._before_forward)))
@@ -128,9 +132,7 @@ class TrainingSession:
         self._handles.clear()
         self._progress = None
         self.criterion.reduction = self._original_reduction  # type: ignore[assignment]
-        for module in self.model.modules():
-            if isinstance(module, ClipGradient):
-                module.loss_scale = 1.0
+        set_loss_scale(self.model, 1.0)
 
     @property
     def attached(self) -> bool:
@@ -239,11 +241,12 @@ class TrainingSession:
                 "new ones; the ledger goes on from what is spent."
             )
         scale = 1 / self.plan.expected_batch_size
-        for path, module in self.model.named_modules():
-            if isinstance(module, ClipGradient) and module.loss_scale != scale:
+        for path, module in scaled_modules(self.model):
+            if module.loss_scale != scale:
                 raise PrivacyError(
                     f"{path}.loss_scale was changed to {module.loss_scale:g}. It is 1 over the "
-                    f"expected batch size, {scale:g}, in private training; change `norm` instead."
+                    f"expected batch size, {scale:g}, in private training; change the threshold "
+                    "itself instead."
                 )
         planned = [(p.name, p.size) for p in self.plan.parameters]
         if [(p.name, p.size) for p in planned_parameters(report)] != planned:
@@ -251,6 +254,11 @@ class TrainingSession:
                 "the trainable parameters of the model are no longer those of the plan: layers "
                 "were added, removed, frozen or unfrozen. Call make_private again; the ledger "
                 "goes on from what is spent."
+            )
+        if planned_queries(self.model, report) != self.plan.queries:
+            raise PrivacyError(
+                "layers whose threshold follows a quantile were added or removed. Call "
+                "make_private again; the ledger goes on from what is spent."
             )
         if any(p.dtype != self._trainable[0].dtype for p in self._trainable):
             raise PrivacyError("parameters changed their dtype. Call make_private again.")
@@ -344,6 +352,8 @@ class TrainingSession:
         self._count_skipped(sample.step - self._last_step - 1)
         self._require_budget()
         self._progress = StepProgress(sample.step, sample.micro_batches, self._structure)
+        if self._followers is not None:
+            self._followers.forget()
 
     def _count_skipped(self, count: int) -> None:
         """Steps that were drawn and never taken cost what they would have cost."""
@@ -490,7 +500,11 @@ class TrainingSession:
             progress.gradients.get(index, torch.zeros_like(parameter))
             for index, parameter in enumerate(self._trainable)
         ]
-        self.noise.add_(gradients, self._deviations)
+        followers = self._followers
+        counts = [] if followers is None else followers.fractions(gradients[0].device)
+        self.noise.add_([*gradients, *counts], self._deviations)
+        if followers is not None:
+            followers.move(counts)
         self._drop_gradients()
         for parameter, gradient in zip(self._trainable, gradients, strict=True):
             parameter.grad = gradient

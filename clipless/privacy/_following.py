@@ -1,0 +1,81 @@
+"""Thresholds that follow a private quantile: their counts are part of each step's release."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from clipless.bounds import SensitivityReport
+from clipless.nn import ClipGradient
+from clipless.privacy._plan import ParameterPlan
+
+# A threshold that has fallen this far below its bound clips nearly all of what is still learnt.
+_SUSPICIOUS = 0.1
+
+
+def following_layers(model: nn.Module) -> dict[str, ClipGradient]:
+    """The layers whose threshold follows a quantile, by path."""
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, ClipGradient) and module.follow is not None
+    }
+
+
+def planned_queries(model: nn.Module, report: SensitivityReport) -> tuple[ParameterPlan, ...]:
+    """The counts that a step releases: each use of a layer adds at most one for each example."""
+    return tuple(
+        ParameterPlan(
+            name=f"examples above {path}.norm",
+            size=1,
+            gradient_bound=float(sum(node.name == path for node in report.nodes)),
+        )
+        for path in following_layers(model)
+    )
+
+
+class Followers:
+    """Takes the counts of a step, and moves the thresholds once the counts have their noise."""
+
+    def __init__(self, model: nn.Module, report: SensitivityReport, batch_size: float) -> None:
+        self._layers = following_layers(model)
+        self._batch_size = batch_size
+        self._warned: set[str] = set()
+        # What arrives at a layer without its clipping: no threshold needs to be larger.
+        self._largest = {
+            path: max(node.cotangent_bound for node in report.nodes if node.name == path)
+            for path in self._layers
+        }
+
+    def forget(self) -> None:
+        """Drop counts that do not belong to the step that begins."""
+        for layer in self._layers.values():
+            layer.exceeded.take()
+
+    def fractions(self, device: torch.device) -> list[Tensor]:
+        """Return, for each layer, the fraction of examples above its threshold, without noise."""
+        counts = [layer.exceeded.take() for layer in self._layers.values()]
+        return [
+            (torch.zeros(1, device=device) if count is None else count.reshape(1).to(device))
+            / self._batch_size
+            for count in counts
+        ]
+
+    def move(self, fractions: list[Tensor]) -> None:
+        """Move the thresholds, given the fractions with their noise."""
+        for (path, layer), fraction in zip(self._layers.items(), fractions, strict=True):
+            assert layer.follow is not None
+            largest = self._largest[path]
+            moved = layer.follow.moved(layer.norm, fraction_above=float(fraction), largest=largest)
+            layer.set_norm(moved)
+            if moved < _SUSPICIOUS * largest and path not in self._warned:
+                self._warned.add(path)
+                warnings.warn(
+                    f"the threshold of {path} has followed its quantile down to {moved:.2g}, "
+                    f"{moved / largest:.0%} of its bound. Where classes are imbalanced this clips "
+                    "the rare ones, whose examples still have large gradients: a fixed threshold "
+                    "does not.",
+                    stacklevel=2,
+                )

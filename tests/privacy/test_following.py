@@ -1,0 +1,152 @@
+"""Thresholds in private training: fixed, scheduled, following a quantile; and product clipping."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import clipless
+from clipless import losses
+from clipless import nn as lip
+from clipless.privacy._noise import joint_multiplier
+from tests.privacy.runs import Run, examples, mlp
+from tests.privacy.test_neighbours import ADVERSARIES, Silence, differences, sample_of
+
+
+def following(norm=0.5, **options):
+    return nn.Sequential(*mlp(), lip.ClipGradient(norm, follow=lip.FollowQuantile(**options)))
+
+
+def test_the_count_is_one_more_query_of_the_same_mechanism():
+    plan = Run(following(), noise_multiplier=1.4).engine.plan
+    assert [q.name for q in plan.queries] == ["examples above 4.norm"]
+    assert plan.sensitivities["examples above 4.norm"] == pytest.approx(1 / 20, rel=2e-3)
+    joint = joint_multiplier(
+        list(plan.sensitivities.values()), list(plan.noise_deviations.values())
+    )
+    assert joint == pytest.approx(1.4)
+    assert plan.epsilon(steps=9) == Run(mlp(), noise_multiplier=1.4).engine.plan.epsilon(steps=9)
+
+
+def test_the_threshold_finds_its_quantile():
+    """Without noise, the fraction above settles at 1 - quantile."""
+    torch.manual_seed(0)
+    model = following(norm=1.4, quantile=0.7, rate=0.5)
+    run = Run(model, examples(400), noise_multiplier=0.0, batch_size=200, lr=0.0)
+    run.steps(80)
+    x, y = examples(400)
+    with torch.no_grad():
+        logits = model[:4](x)
+    logits.requires_grad_()
+    losses.CrossEntropy(reduction="sum")(logits, y).backward()
+    above = (logits.grad.norm(dim=1) > model[4].norm).float().mean().item()
+    assert above == pytest.approx(0.3, abs=0.08)
+
+
+def test_noise_on_the_count_reaches_the_threshold():
+    finals = set()
+    for seed in range(3):
+        model = following(norm=0.5)
+        run = Run(model, engine=clipless.PrivacyEngine(seed=seed), noise_multiplier=2.0)
+        run.steps(3)
+        finals.add(model[4].norm)
+    assert len(finals) == 3
+
+
+def test_bounds_and_noise_follow_the_threshold():
+    model = following(norm=1.0, quantile=0.01, rate=1.0)
+    run = Run(model, noise_multiplier=0.5)
+    before = run.engine.plan.noise_deviations["1.weight"]
+    run.steps(4)
+    run.batch()
+    run.model(examples(20)[0][: run.loader.current.rows])
+    bound = min(model[4].norm, math.sqrt(2))
+    expected = clipless.sensitivity(model, loss=run.criterion, input_shape=(6,)).gradient_bounds
+    assert expected["1.weight"] == pytest.approx(bound)
+    assert run.engine.plan.parameters[0].gradient_bound == pytest.approx(bound)
+    assert run.engine.plan.noise_deviations["1.weight"] != before
+
+
+def test_the_threshold_stays_between_its_limits():
+    rule = lip.FollowQuantile(quantile=0.9, rate=5.0, smallest=0.01)
+    assert rule.moved(0.5, fraction_above=1.0, largest=0.6) == 0.6
+    assert rule.moved(0.5, fraction_above=-99.0, largest=0.6) == pytest.approx(0.5 * math.exp(-0.7))
+    assert rule.moved(0.0001, fraction_above=-99.0, largest=0.6) == pytest.approx(0.006)
+
+
+def test_a_threshold_that_falls_far_is_warned_about():
+    model = following(norm=0.05, quantile=0.5, rate=0.1)
+    run = Run(model, noise_multiplier=0.0)
+    with pytest.warns(UserWarning, match="imbalanced"):
+        run.steps(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.steps(2)  # once is enough
+
+
+def test_the_threshold_is_part_of_the_models_state():
+    model = following(norm=0.5)
+    Run(model, noise_multiplier=0.0).steps(3)
+    twin = following(norm=0.9)
+    twin.load_state_dict(model.state_dict())
+    assert twin[4].norm == model[4].norm != 0.5
+
+
+def test_settings_are_checked():
+    with pytest.raises(ValueError, match="quantile"):
+        lip.FollowQuantile(quantile=1.0)
+    with pytest.raises(ValueError, match="smallest"):
+        lip.FollowQuantile(smallest=2.0)
+
+
+def test_one_example_moves_the_count_by_at_most_one():
+    """Two neighbouring batches: their counts differ by at most the sensitivity of the query."""
+    x, y = examples(60)
+    counts = []
+    for rows in (30, 31):
+        torch.manual_seed(0)
+        model = following(norm=0.3)
+        run = Run(model, (x, y), noise_multiplier=0.0)
+        run.batch()
+        run.loader.current = sample_of(0, rows)
+        run.backward(x[:rows].clone(), y[:rows].clone())
+        counts.append(run.engine.session._followers.fractions(torch.device("cpu"))[0].item())
+    sensitivity = run.engine.plan.sensitivities["examples above 4.norm"]
+    assert abs(counts[0] - counts[1]) <= sensitivity
+
+
+@pytest.mark.parametrize("fraction", [0.3, 0.01])
+@pytest.mark.parametrize("adversary", ["huge", "nan", "constant"])
+def test_product_clipping_through_the_engine(adversary, fraction):
+    """Limits are per example: with the criterion dividing by b, they are divided as well."""
+    data = examples(60)
+    model, criterion = mlp(), losses.CrossEntropy(tau=8.0)
+    clipless.clip_products(model, fraction=fraction, loss=criterion, input_shape=(6,))
+    run = Run(model, data, criterion, noise_multiplier=0.3)
+    bounds = {p.name: p.gradient_bound for p in run.engine.plan.parameters}
+    assert bounds["1.weight"] == pytest.approx(fraction * math.sqrt(2))
+    worst = differences(run, data, ADVERSARIES[adversary]((6,)), 8, torch.tensor([0, 1, 2]))
+    assert max(worst.values()) <= 1.0
+    if adversary != "nan":
+        assert worst["1.weight"] > 0.5  # small limits are reached
+
+
+def test_product_clipping_can_be_scheduled():
+    model = mlp()
+    run = Run(model, noise_multiplier=0.5)
+    run.engine.session.noise = Silence()
+    before = run.engine.plan.noise_deviations["1.weight"]
+    model[1].weight_clip = 0.1
+    run.steps(1)
+    assert run.engine.plan.noise_deviations["1.weight"] < before
+
+
+def test_the_scale_of_a_layer_cannot_be_changed():
+    model = mlp()
+    clipless.clip_products(model, fraction=0.3, loss=1.0, input_shape=(6,))
+    run = Run(model).steps(1)
+    model[1].loss_scale = 1.0
+    with pytest.raises(clipless.errors.PrivacyError, match="loss_scale"):
+        run.step()
