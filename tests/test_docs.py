@@ -68,9 +68,31 @@ def test_import_is_quick():
     assert best < 0.5
 
 
+def run_demo(*arguments):
+    command = [sys.executable, ROOT / "examples" / "demo.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def test_demo_runs():
-    result = subprocess.run(
-        [sys.executable, ROOT / "examples" / "demo.py"], capture_output=True, text=True, check=True
-    )
-    assert "Sensitivity of one example's gradient" in result.stdout
-    assert "Certificates" in result.stdout
+    """What the README says of the demo: its parts, its accuracy at its epsilon, and its limit."""
+    start = time.perf_counter()
+    text = " ".join(run_demo("--seed", "0").split())
+    assert time.perf_counter() - start < 60
+    assert "Sensitivity of one example's gradient" in text
+    assert "(2, 0.0001)-differential privacy" in text
+    accuracy, epsilon = re.search(r"Test accuracy ([\d.]+)% at epsilon ([\d.]+)", text).groups()
+    assert float(accuracy) >= 90.0
+    assert float(epsilon) <= 2.0
+    assert "without privacy: " in text
+    assert re.search(r"Certified accuracy.*% at 0, .*% at 0.1", text)
+
+
+@pytest.mark.slow
+def test_the_figures_of_the_readme():
+    """The mean over seeds that the README states, reproduced."""
+    found = []
+    for seed in range(5):
+        text = " ".join(run_demo("--seed", str(seed)).split())
+        found.append(float(re.search(r"Test accuracy ([\d.]+)%", text).group(1)))
+    stated = re.search(r"(\d+\.\d)% \(mean of five seeds", (ROOT / "README.md").read_text())
+    assert sum(found) / 5 == pytest.approx(float(stated.group(1)), abs=0.5)

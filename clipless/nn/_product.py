@@ -51,12 +51,19 @@ def example_norm(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x.flatten(1), dim=1)
 
 
-def _scaled(cotangent: Tensor, input_norm: Tensor, limit: float) -> Tensor:
-    """Scale each example's cotangent g by `min(1, limit / (||g|| ||x||))`."""
+def _scaled(
+    cotangent: Tensor, x: Tensor, input_norm: Tensor, limit: float
+) -> tuple[Tensor, Tensor]:
+    """Scale each example's g or x, whichever is smaller, by `min(1, limit / (||g|| ||x||))`.
+
+    The weight's gradient is bilinear in the two, so that either will do.
+    """
     product = example_norm(cotangent) * input_norm
     outside = product > limit
     factor = torch.where(outside, limit / torch.where(outside, product, 1.0), 1.0)
-    return cotangent * factor.reshape(-1, *([1] * (cotangent.ndim - 1)))
+    if x.numel() < cotangent.numel():
+        return cotangent, x * factor.reshape(-1, *([1] * (x.ndim - 1)))
+    return cotangent * factor.reshape(-1, *([1] * (cotangent.ndim - 1))), x
 
 
 class _ClippedLinear(torch.autograd.Function):
@@ -76,9 +83,9 @@ class _ClippedLinear(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
         (cotangent,) = cotangents
         x, weight = ctx.saved_tensors
-        scaled = _scaled(cotangent, example_norm(x), ctx.limit)
-        rows = scaled.flatten(0, -2) if scaled.ndim > 2 else scaled
-        columns = x.flatten(0, -2) if x.ndim > 2 else x
+        rows, columns = _scaled(cotangent, x, example_norm(x), ctx.limit)
+        if x.ndim > 2:
+            rows, columns = rows.flatten(0, -2), columns.flatten(0, -2)
         positions = tuple(range(cotangent.ndim - 1))
         bias_gradient = cotangent.sum(dim=positions) if ctx.has_bias else None
         return cotangent @ weight, rows.mT @ columns, bias_gradient, None
@@ -113,8 +120,8 @@ class _ClippedConvolution(torch.autograd.Function):
         options = (None, stride, padding, dilation, False, [0] * len(stride), groups)
         backward = torch.ops.aten.convolution_backward
         input_gradient, _, _ = backward(cotangent, x, kernel, *options, [True, False, False])
-        scaled = _scaled(cotangent, input_norm, ctx.limit)
-        _, kernel_gradient, _ = backward(scaled, x, kernel, *options, [False, True, False])
+        scaled, inputs = _scaled(cotangent, x, input_norm, ctx.limit)
+        _, kernel_gradient, _ = backward(scaled, inputs, kernel, *options, [False, True, False])
         axes = (0, *range(2, cotangent.ndim))
         bias_gradient = cotangent.sum(dim=axes) if ctx.has_bias else None
         return input_gradient, kernel_gradient, bias_gradient, None, None, None

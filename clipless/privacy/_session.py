@@ -245,8 +245,8 @@ class TrainingSession:
             if module.loss_scale != scale:
                 raise PrivacyError(
                     f"{path}.loss_scale was changed to {module.loss_scale:g}. It is 1 over the "
-                    f"expected batch size, {scale:g}, in private training; change the threshold "
-                    "itself instead."
+                    f"expected batch size, {scale:g}, in private training; change `norm` or "
+                    "`weight_clip` instead."
                 )
         planned = [(p.name, p.size) for p in self.plan.parameters]
         if [(p.name, p.size) for p in planned_parameters(report)] != planned:

@@ -34,7 +34,9 @@ def test_the_threshold_finds_its_quantile():
     """Without noise, the fraction above settles at 1 - quantile."""
     torch.manual_seed(0)
     model = following(norm=1.4, quantile=0.7, rate=0.5)
-    run = Run(model, examples(400), noise_multiplier=0.0, batch_size=200, lr=0.0)
+    run = Run(
+        model, examples(400), noise_multiplier=0.0, sampling="full_batch", batch_size=400, lr=0.0
+    )
     run.steps(80)
     x, y = examples(400)
     with torch.no_grad():

@@ -316,7 +316,7 @@ def test_a_bound_lowered_after_the_forward_pass(layer):
 def test_the_loss_scale_of_a_clipping_layer():
     run = full(model=clipped())
     run.model[2].loss_scale = 1.0
-    with refused_unharmed(run, "loss_scale", "change `norm` instead"):
+    with refused_unharmed(run, "loss_scale", "change `norm` or"):
         run.step()
 
 
