@@ -6,13 +6,13 @@ import hashlib
 import os
 import secrets
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from clipless.bounds import SensitivityReport, sensitivity
+from clipless.bounds import sensitivity
 from clipless.bounds._sensitivity import Shape, unwrap
 from clipless.bounds._trace import check_rules
 from clipless.errors import CliplessError, PrivacyError
@@ -20,26 +20,31 @@ from clipless.losses import Loss
 from clipless.privacy._accounting import default_delta, epsilon
 from clipless.privacy._budget import Budget, BudgetMeter
 from clipless.privacy._calibration import noise_multiplier_for
+from clipless.privacy._choices import (
+    SamplingName,
+    coefficients,
+    example_shape,
+    named_sampling,
+    parameter_dtype,
+    relation_for,
+)
 from clipless.privacy._following import planned_queries
 from clipless.privacy._history import Accountant
 from clipless.privacy._inspection import check_criterion
 from clipless.privacy._ledger import Ledger
 from clipless.privacy._loader import PrivateLoader
 from clipless.privacy._mechanism import (
-    FixedSizeSampling,
-    FullBatch,
     Mechanism,
-    PoissonSampling,
     Relation,
     Sampling,
 )
 from clipless.privacy._noise import GaussianNoise, NoiseStrategy
 from clipless.privacy._plan import Plan, arithmetic_slack, planned_parameters
 from clipless.privacy._report import PrivacyReport
+from clipless.privacy._resume import load_noise, require_same_plan
 from clipless.privacy._session import TrainingSession
 from clipless.privacy._wrapping import check_wrappable
 
-SamplingName = Literal["poisson", "fixed_size", "full_batch"]
 Private = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
 
 
@@ -236,7 +241,7 @@ class PrivacyEngine:
         loader = self._private_loader(data_loader, sampling, micro_batch_size, pad)
         shape = input_shape if input_shape is not None else example_shape(loader.dataset)
         report = sensitivity(module, loss=criterion, input_shape=shape)
-        chosen = _relation(relation, loader.sampling)
+        chosen = relation_for(relation, loader.sampling)
         size = loader.sampling.dataset_size
         delta = default_delta(size) if target_delta is None else target_delta
         if epochs is not None:
@@ -258,12 +263,12 @@ class PrivacyEngine:
             relation=chosen,
             noise_multiplier=float(noise_multiplier),
             noise=noise,
-            noise_coefficients=_coefficients(noise_coefficients, report),
+            noise_coefficients=coefficients(noise_coefficients, report),
             parameters=planned_parameters(report),
             queries=planned_queries(unwrap(module), report),
             loss=report.loss,
             loss_lipschitz=report.loss_lipschitz,
-            arithmetic_slack=arithmetic_slack(_parameter_dtype(module)),
+            arithmetic_slack=arithmetic_slack(parameter_dtype(module)),
             accountant=self.accountant,
             delta=delta,
             target_epsilon=target_epsilon,
@@ -274,7 +279,7 @@ class PrivacyEngine:
         # Fails now, and not at the first question, if this combination cannot be accounted for.
         epsilon([(plan.mechanism, 1)], delta, accountant=self.accountant)
         if begun is not None and resume_from is not None:
-            _require_same_plan(begun, plan)
+            require_same_plan(begun, plan)
             loader.load_state_dict(resume_from["sampler"])
             if not replay:
                 loader.renew()
@@ -337,7 +342,7 @@ class PrivacyEngine:
             session.steps_taken = int(resume_from["steps_taken"])
             session.set_noise_multiplier(resume_from["noise_multiplier"])
         if resume_from is not None and replay:
-            _load_noise(session, resume_from)
+            load_noise(session, resume_from)
             self._run = str(resume_from["run"])
             spent = [
                 (Mechanism.from_dict(each), int(count)) for each, count in resume_from["spent"]
@@ -371,7 +376,7 @@ class PrivacyEngine:
         batch_size = check_wrappable(data_loader)
         size = len(data_loader.dataset)  # type: ignore[arg-type]
         if isinstance(sampling, str):
-            sampling = _named_sampling(sampling, size, batch_size)
+            sampling = named_sampling(sampling, size, batch_size)
         return PrivateLoader.from_data_loader(
             data_loader,
             sampling=sampling,
@@ -497,77 +502,3 @@ class PrivacyEngine:
             self._session.detach()
         if self._ledger is not None:
             self._ledger.close()
-
-
-def example_shape(dataset: Any) -> tuple[int, ...]:
-    """Return the shape of one example's input: the first part of what the data set returns."""
-    if type(dataset) is tuple and dataset and isinstance(dataset[0], torch.Tensor):
-        return tuple(dataset[0].shape[1:])
-    if isinstance(dataset, torch.Tensor):
-        return tuple(dataset.shape[1:])
-    example = dataset[0]
-    first = example[0] if isinstance(example, tuple | list) else example
-    shape = getattr(first, "shape", None)
-    if shape is None:
-        raise PrivacyError(
-            f"the shape of the model's input cannot be told from an example of type "
-            f"{type(example).__name__}: pass input_shape="
-        )
-    return tuple(shape)
-
-
-def _require_same_plan(begun: Plan, plan: Plan) -> None:
-    found = begun.differences(plan)
-    if found:
-        lines = [f"  {name}: {before} then, {now} now" for name, (before, now) in found.items()]
-        raise PrivacyError(
-            "the run to resume has another plan:\n" + "\n".join(lines) + "\nResume it with what "
-            "it began with, or begin a new run."
-        )
-
-
-def _load_noise(session: TrainingSession, state: Mapping[str, Any]) -> None:
-    devices = {str(parameter.device) for parameter in session._trainable}
-    if devices != set(state["noise"]):
-        raise PrivacyError(
-            f"the noise was drawn on {', '.join(sorted(state['noise']))} and would now be drawn "
-            f"on {', '.join(sorted(devices))}, where it cannot be repeated: resume on the same "
-            "device, or with replay=False."
-        )
-    session.noise.load_state_dict(state["noise"])
-    session.noise.seeded = bool(state["seeded_noise"])
-
-
-def _named_sampling(name: str, size: int, batch_size: int) -> Sampling:
-    if name == "full_batch" or (name == "poisson" and batch_size >= size):
-        return FullBatch(dataset_size=size)
-    if name == "poisson":
-        return PoissonSampling(dataset_size=size, rate=batch_size / size)
-    if name == "fixed_size":
-        return FixedSizeSampling(dataset_size=size, batch_size=batch_size)
-    raise ValueError(f"sampling must be poisson, fixed_size or full_batch, got {name!r}")
-
-
-def _relation(relation: Relation | str | None, sampling: Sampling) -> Relation:
-    if relation is not None:
-        return Relation(relation)
-    fixed = isinstance(sampling, FixedSizeSampling)
-    return Relation.REPLACE_ONE if fixed else Relation.ADD_REMOVE
-
-
-def _coefficients(
-    given: Mapping[str, float] | None, report: SensitivityReport
-) -> tuple[float, ...] | None:
-    if given is None:
-        return None
-    names = list(report.gradient_bounds)
-    if set(given) != set(names):
-        raise ValueError(f"noise_coefficients needs one number for each of {', '.join(names)}")
-    return tuple(float(given[name]) for name in names)
-
-
-def _parameter_dtype(module: nn.Module) -> torch.dtype:
-    dtypes = {p.dtype for p in module.parameters() if p.requires_grad}
-    if len(dtypes) > 1:
-        raise PrivacyError(f"trainable parameters have several dtypes: {sorted(map(str, dtypes))}")
-    return dtypes.pop() if dtypes else torch.float32

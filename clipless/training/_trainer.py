@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from clipless.bounds._sensitivity import Shape
 from clipless.losses import Loss
 from clipless.privacy import PrivacyEngine, PrivacyReport, PrivateLoader, Relation
-from clipless.privacy._engine import SamplingName
+from clipless.privacy._choices import SamplingName
 from clipless.privacy._history import Accountant
 from clipless.privacy._mechanism import Sampling
 from clipless.privacy._noise import NoiseStrategy
