@@ -6,17 +6,25 @@ from torch import nn
 
 from clipless.bounds._sensitivity import Shape, sensitivity, unwrap
 from clipless.losses import Loss
+from clipless.nn import FollowQuantile
 from clipless.nn._base import AffineModule
 
 
 def clip_products(
-    model: nn.Module, *, fraction: float | None, loss: Loss | float, input_shape: Shape
+    model: nn.Module,
+    *,
+    fraction: float | None,
+    loss: Loss | float,
+    input_shape: Shape,
+    follow: FollowQuantile | None = None,
 ) -> dict[str, float]:
     """Clip the weight gradients of all linear and convolution layers at a fraction of their bound.
 
     Gradients rarely come close to bounds that hold for every example and all weights; clipping
     the few that exceed a fraction of it lowers the noise by that fraction. The bounds themselves
-    remain the cap: a fraction of 1 changes nothing. `None` takes the clipping off.
+    remain the cap: a fraction of 1 changes nothing. `None` takes the clipping off. With `follow`,
+    the private engine moves every limit after every step, from `fraction` on, so that a quantile
+    of the examples stays below it.
 
     Returns:
         The limits set, by parameter name (of a layer used k times: for each use).
@@ -37,6 +45,7 @@ def clip_products(
     }
     for layer in layers.values():
         layer.weight_clip = None
+        layer.follow_quantile(None)
     if fraction is None:
         return {}
     report = sensitivity(model, loss=loss, input_shape=input_shape)
@@ -45,4 +54,5 @@ def clip_products(
         if parameter.name in layers and parameter.uses and parameter.gradient_bound > 0:
             limit = fraction * parameter.gradient_bound / parameter.uses
             layers[parameter.name].weight_clip = limits[parameter.name] = limit
+            layers[parameter.name].follow_quantile(follow)
     return limits

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from clipless._arguments import positive
 from clipless.errors import ConstraintError
+from clipless.nn._adaptive import ExceedanceCount, FollowQuantile
 from clipless.spectral import Certificate, Constraint, EuclideanBall
 
 
@@ -62,7 +63,36 @@ class AffineModule(ConstrainedModule):
     norm: float
     bias_norm: float
     weight_clip: float | None = None
+    follow: FollowQuantile | None = None
+    exceeded: ExceedanceCount
+    """How many examples were clipped since it was last taken; there with `follow`."""
     loss_scale: float = 1.0
+
+    def follow_quantile(self, follow: FollowQuantile | None) -> None:
+        """Let `weight_clip` follow a quantile in private training; it then is part of the state."""
+        self.follow = follow
+        self.exceeded = ExceedanceCount()
+        if follow is None:
+            self._buffers.pop("weight_clip_state", None)
+        elif self.weight_clip is not None:
+            state = torch.tensor(self.weight_clip, dtype=torch.float64)
+            self.register_buffer("weight_clip_state", state)
+            self.register_load_state_dict_post_hook(_read_weight_clip)  # type: ignore[no-untyped-call]
+
+    def _count(self) -> ExceedanceCount | None:
+        return None if self.follow is None else self.exceeded
+
+    def threshold(self) -> float:
+        """The limit that follows a quantile."""
+        assert self.weight_clip is not None
+        return self.weight_clip
+
+    def set_threshold(self, value: float) -> None:
+        """Change the limit of the weight's gradient."""
+        self.weight_clip = positive("weight_clip", value)
+        state = self._buffers.get("weight_clip_state")
+        if state is not None:
+            state.fill_(self.weight_clip)
 
     def _weight_limit(self) -> float | None:
         """The limit as the backward pass meets it, or None without product clipping."""
@@ -84,6 +114,11 @@ class AffineModule(ConstrainedModule):
         if self.bias is not None:
             constraints["bias"] = EuclideanBall(self.bias_norm)
         return constraints
+
+
+def _read_weight_clip(module: Any, incompatible_keys: object) -> None:
+    if "weight_clip_state" in module._buffers:
+        module.weight_clip = float(module.weight_clip_state)
 
 
 def draw_orthogonal(weight: Tensor, *, gain: float) -> None:

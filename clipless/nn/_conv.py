@@ -123,6 +123,7 @@ class _SpectralConv(AffineModule):
             input_norm=norm,
             # The gradient of Psi is N times the kernel's, which is at most sqrt(m) ||g|| ||x||.
             limit=limit / (self.scale * math.sqrt(self.multiplicity)),
+            count=self._count(),
             stride=self.stride,
             padding=symmetric,
             dilation=self.dilation,

@@ -29,14 +29,18 @@ class ClipGradient(nn.Module):
         self.loss_scale = positive("loss_scale", loss_scale)
         self.exceeded = ExceedanceCount()
         if follow is not None:  # a threshold that moves is part of the model's state
-            self.register_buffer("threshold", torch.tensor(self.norm, dtype=torch.float64))
+            self.register_buffer("norm_state", torch.tensor(self.norm, dtype=torch.float64))
             self.register_load_state_dict_post_hook(_read_threshold)  # type: ignore[no-untyped-call]
 
-    def set_norm(self, norm: float) -> None:
-        """Change the threshold."""
-        self.norm = positive("norm", norm)
+    def threshold(self) -> float:
+        """The limit that follows a quantile."""
+        return self.norm
+
+    def set_threshold(self, value: float) -> None:
+        """Change the limit."""
+        self.norm = positive("norm", value)
         if self.follow is not None:
-            self.threshold.fill_(self.norm)  # type: ignore[operator]
+            self.norm_state.fill_(self.norm)  # type: ignore[operator]
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, ...) -> the same values."""
@@ -55,7 +59,7 @@ class ClipGradient(nn.Module):
 
 def _read_threshold(module: nn.Module, incompatible_keys: object) -> None:
     assert isinstance(module, ClipGradient)
-    module.norm = float(module.threshold)  # type: ignore[arg-type]
+    module.norm = float(module.norm_state)  # type: ignore[arg-type]
 
 
 def clip_cotangent(x: Tensor, norm: float, count: ExceedanceCount | None = None) -> Tensor:

@@ -49,7 +49,7 @@ class _Linear(AffineModule):
         limit = self._weight_limit()
         if limit is None:
             return F.linear(x, self.weight, self.bias)
-        return clipped_linear(x, self.weight, self.bias, limit)
+        return clipped_linear(x, self.weight, self.bias, limit, self._count())
 
     def to_torch(self) -> nn.Module:
         """Return an `nn.Linear` with the same weights."""

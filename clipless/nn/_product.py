@@ -15,10 +15,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clipless.nn._adaptive import ExceedanceCount
 
-def clipped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, limit: float) -> Tensor:
+
+def clipped_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    limit: float,
+    count: ExceedanceCount | None = None,
+) -> Tensor:
     """`F.linear`, with every example's part of the weight gradient of norm at most `limit`."""
-    output: Tensor = _ClippedLinear.apply(x, weight, bias, limit)  # type: ignore[no-untyped-call]
+    output: Tensor = _ClippedLinear.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, limit, count
+    )
     return output
 
 
@@ -29,6 +39,7 @@ def clipped_convolution(
     *,
     input_norm: Tensor,
     limit: float,
+    count: ExceedanceCount | None = None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
@@ -41,7 +52,7 @@ def clipped_convolution(
     """
     geometry = (list(stride), list(padding), list(dilation), groups)
     output: Tensor = _ClippedConvolution.apply(  # type: ignore[no-untyped-call]
-        x, kernel, bias, input_norm, limit, geometry
+        x, kernel, bias, input_norm, limit, count, geometry
     )
     return output
 
@@ -52,7 +63,11 @@ def example_norm(x: Tensor) -> Tensor:
 
 
 def _scaled(
-    cotangent: Tensor, x: Tensor, input_norm: Tensor, limit: float
+    cotangent: Tensor,
+    x: Tensor,
+    input_norm: Tensor,
+    limit: float,
+    count: ExceedanceCount | None,
 ) -> tuple[Tensor, Tensor]:
     """Scale each example's g or x, whichever is smaller, by `min(1, limit / (||g|| ||x||))`.
 
@@ -60,6 +75,8 @@ def _scaled(
     """
     product = example_norm(cotangent) * input_norm
     outside = product > limit
+    if count is not None:
+        count.add(outside)
     factor = torch.where(outside, limit / torch.where(outside, product, 1.0), 1.0)
     if x.numel() < cotangent.numel():
         return cotangent, x * factor.reshape(-1, *([1] * (x.ndim - 1)))
@@ -70,25 +87,31 @@ class _ClippedLinear(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, limit: float) -> Tensor:
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        limit: float,
+        count: ExceedanceCount | None,
+    ) -> Tensor:
         return F.linear(x, weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, weight, bias, limit = inputs
+        x, weight, bias, ctx.limit, ctx.count = inputs
         ctx.save_for_backward(x, weight)
-        ctx.limit, ctx.has_bias = limit, bias is not None
+        ctx.has_bias = bias is not None
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
         (cotangent,) = cotangents
         x, weight = ctx.saved_tensors
-        rows, columns = _scaled(cotangent, x, example_norm(x), ctx.limit)
+        rows, columns = _scaled(cotangent, x, example_norm(x), ctx.limit, ctx.count)
         if x.ndim > 2:
             rows, columns = rows.flatten(0, -2), columns.flatten(0, -2)
         positions = tuple(range(cotangent.ndim - 1))
         bias_gradient = cotangent.sum(dim=positions) if ctx.has_bias else None
-        return cotangent @ weight, rows.mT @ columns, bias_gradient, None
+        return cotangent @ weight, rows.mT @ columns, bias_gradient, None, None
 
 
 class _ClippedConvolution(torch.autograd.Function):
@@ -101,6 +124,7 @@ class _ClippedConvolution(torch.autograd.Function):
         bias: Tensor | None,
         input_norm: Tensor,
         limit: float,
+        count: ExceedanceCount | None,
         geometry: tuple[list[int], list[int], list[int], int],
     ) -> Tensor:
         function = F.conv1d if x.ndim == 3 else F.conv2d
@@ -108,9 +132,9 @@ class _ClippedConvolution(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        x, kernel, bias, input_norm, limit, geometry = inputs
+        x, kernel, bias, input_norm, ctx.limit, ctx.count, ctx.geometry = inputs
         ctx.save_for_backward(x, kernel, input_norm)
-        ctx.limit, ctx.geometry, ctx.has_bias = limit, geometry, bias is not None
+        ctx.has_bias = bias is not None
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
@@ -120,8 +144,8 @@ class _ClippedConvolution(torch.autograd.Function):
         options = (None, stride, padding, dilation, False, [0] * len(stride), groups)
         backward = torch.ops.aten.convolution_backward
         input_gradient, _, _ = backward(cotangent, x, kernel, *options, [True, False, False])
-        scaled, inputs = _scaled(cotangent, x, input_norm, ctx.limit)
+        scaled, inputs = _scaled(cotangent, x, input_norm, ctx.limit, ctx.count)
         _, kernel_gradient, _ = backward(scaled, inputs, kernel, *options, [False, True, False])
         axes = (0, *range(2, cotangent.ndim))
         bias_gradient = cotangent.sum(dim=axes) if ctx.has_bias else None
-        return input_gradient, kernel_gradient, bias_gradient, None, None, None
+        return input_gradient, kernel_gradient, bias_gradient, None, None, None, None

@@ -9,18 +9,19 @@ from torch import Tensor, nn
 
 from clipless.bounds import SensitivityReport
 from clipless.nn import ClipGradient
+from clipless.nn._base import AffineModule
 from clipless.privacy._plan import ParameterPlan
 
-# A threshold that has fallen this far below its bound clips nearly all of what is still learnt.
+# A threshold that has fallen to this part of where it began clips nearly all that is still learnt.
 _SUSPICIOUS = 0.1
 
 
-def following_layers(model: nn.Module) -> dict[str, ClipGradient]:
+def following_layers(model: nn.Module) -> dict[str, ClipGradient | AffineModule]:
     """The layers whose threshold follows a quantile, by path."""
     return {
         path: module
         for path, module in model.named_modules()
-        if isinstance(module, ClipGradient) and module.follow is not None
+        if isinstance(module, ClipGradient | AffineModule) and module.follow is not None
     }
 
 
@@ -28,7 +29,7 @@ def planned_queries(model: nn.Module, report: SensitivityReport) -> tuple[Parame
     """The counts that a step releases: each use of a layer adds at most one for each example."""
     return tuple(
         ParameterPlan(
-            name=f"examples above {path}.norm",
+            name=f"examples above the threshold of {path}",
             size=1,
             gradient_bound=float(sum(node.name == path for node in report.nodes)),
         )
@@ -43,11 +44,8 @@ class Followers:
         self._layers = following_layers(model)
         self._batch_size = batch_size
         self._warned: set[str] = set()
-        # What arrives at a layer without its clipping: no threshold needs to be larger.
-        self._largest = {
-            path: max(node.cotangent_bound for node in report.nodes if node.name == path)
-            for path in self._layers
-        }
+        self._begun = {path: layer.threshold() for path, layer in self._layers.items()}
+        self._largest = {path: _largest(path, report) for path in self._layers}
 
     def forget(self) -> None:
         """Drop counts that do not belong to the step that begins."""
@@ -68,14 +66,27 @@ class Followers:
         for (path, layer), fraction in zip(self._layers.items(), fractions, strict=True):
             assert layer.follow is not None
             largest = self._largest[path]
-            moved = layer.follow.moved(layer.norm, fraction_above=float(fraction), largest=largest)
-            layer.set_norm(moved)
-            if moved < _SUSPICIOUS * largest and path not in self._warned:
+            moved = layer.follow.moved(
+                layer.threshold(), fraction_above=float(fraction), largest=largest
+            )
+            layer.set_threshold(moved)
+            begun = self._begun[path]
+            if moved < _SUSPICIOUS * begun and path not in self._warned:
                 self._warned.add(path)
                 warnings.warn(
                     f"the threshold of {path} has followed its quantile down to {moved:.2g}, "
-                    f"{moved / largest:.0%} of its bound. Where classes are imbalanced this clips "
-                    "the rare ones, whose examples still have large gradients: a fixed threshold "
-                    "does not.",
+                    f"{moved / begun:.0%} of where it began. Where classes are imbalanced this "
+                    "clips the rare ones, whose examples still have large gradients: a fixed "
+                    "threshold does not.",
                     stacklevel=2,
                 )
+
+
+def _largest(path: str, report: SensitivityReport) -> float:
+    """What reaches a layer's clipping at most: no threshold needs to be larger.
+
+    For logits that is the arriving cotangent, for a weight the cotangent times its Jacobian.
+    """
+    nodes = [node for node in report.nodes if node.name == path]
+    weight = f"{path}.weight" if path else "weight"
+    return max(node.cotangent_bound * node.jacobians.get(weight, 1.0) for node in nodes)

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data import DataLoader
 
+from clipless.bounds import clip_products
 from clipless.bounds._sensitivity import Shape
 from clipless.losses import Loss
 from clipless.privacy import PrivacyEngine, PrivacyReport, PrivateLoader, Relation
-from clipless.privacy._choices import SamplingName
+from clipless.privacy._choices import SamplingName, example_shape
 from clipless.privacy._history import Accountant
 from clipless.privacy._mechanism import Sampling
 from clipless.privacy._noise import NoiseStrategy
@@ -68,6 +69,8 @@ class Trainer:
             steps; it is stepped after every step.
         average: decay of the averaged weights, None for no average, or a function from the model
             to a `WeightAverage`.
+        product_clip: clip weight gradients at this fraction of their bound (`clip_products`),
+            which lowers the noise by it.
         noise, noise_coefficients, sampling, relation, micro_batch_size, pad, input_shape: see
             `PrivacyEngine.make_private`.
         accountant: `"pld"` or `"rdp"`.
@@ -110,6 +113,7 @@ class Trainer:
         optimizer: torch.optim.Optimizer | MakeOptimizer | None = None,
         scheduler: Literal["cosine"] | MakeScheduler | None = "cosine",
         average: float | MakeAverage | None = 0.98,
+        product_clip: float | None = None,
         noise: NoiseStrategy = "optimal",
         noise_coefficients: Mapping[str, float] | None = None,
         sampling: SamplingName | Sampling = "poisson",
@@ -131,6 +135,7 @@ class Trainer:
             raise ValueError("give target_epsilon, or noise_multiplier")
         if (epochs is None) == (steps is None):
             raise ValueError("give either epochs or steps")
+        self._product_clip = product_clip
         if checkpoint_every is not None and checkpoint_every < 1:
             raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}")
         if not (scheduler in ("cosine", None) or callable(scheduler)):
@@ -265,6 +270,11 @@ class Trainer:
     def _make_private(
         self, data: DataLoader[Any], state: Mapping[str, Any] | None, replay: bool
     ) -> PrivateLoader:
+        if self._product_clip is not None:
+            shape = self._options["input_shape"] or example_shape(data.dataset)
+            clip_products(
+                self.model, fraction=self._product_clip, loss=self.criterion, input_shape=shape
+            )
         options = {**self._options, "resume_from": state, "replay": replay}
         options |= {"module": self.model, "optimizer": self.optimizer, "data_loader": data}
         options |= {"criterion": self.criterion, "target_epsilon": self._target_epsilon}

@@ -21,8 +21,10 @@ def following(norm=0.5, **options):
 
 def test_the_count_is_one_more_query_of_the_same_mechanism():
     plan = Run(following(), noise_multiplier=1.4).engine.plan
-    assert [q.name for q in plan.queries] == ["examples above 4.norm"]
-    assert plan.sensitivities["examples above 4.norm"] == pytest.approx(1 / 20, rel=2e-3)
+    assert [q.name for q in plan.queries] == ["examples above the threshold of 4"]
+    assert plan.sensitivities["examples above the threshold of 4"] == pytest.approx(
+        1 / 20, rel=2e-3
+    )
     joint = joint_multiplier(
         list(plan.sensitivities.values()), list(plan.noise_deviations.values())
     )
@@ -79,13 +81,18 @@ def test_the_threshold_stays_between_its_limits():
 
 
 def test_a_threshold_that_falls_far_is_warned_about():
-    model = following(norm=0.05, quantile=0.5, rate=0.1)
-    run = Run(model, noise_multiplier=0.0)
-    with pytest.warns(UserWarning, match="imbalanced"):
-        run.steps(1)
+    run = Run(following(norm=0.5), noise_multiplier=0.0)
+    followers = run.engine.session._followers
+    low = [torch.tensor([-99.0])]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run.steps(2)  # once is enough
+        for _ in range(3):
+            followers.move(low)  # halved each time
+    with pytest.warns(UserWarning, match="imbalanced"):
+        followers.move(low)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        followers.move(low)  # once is enough
 
 
 def test_the_threshold_is_part_of_the_models_state():
@@ -115,7 +122,7 @@ def test_one_example_moves_the_count_by_at_most_one():
         run.loader.current = sample_of(0, rows)
         run.backward(x[:rows].clone(), y[:rows].clone())
         counts.append(run.engine.session._followers.fractions(torch.device("cpu"))[0].item())
-    sensitivity = run.engine.plan.sensitivities["examples above 4.norm"]
+    sensitivity = run.engine.plan.sensitivities["examples above the threshold of 4"]
     assert abs(counts[0] - counts[1]) <= sensitivity
 
 
@@ -152,3 +159,59 @@ def test_the_scale_of_a_layer_cannot_be_changed():
     model[1].loss_scale = 1.0
     with pytest.raises(clipless.errors.PrivacyError, match="loss_scale"):
         run.step()
+
+
+def followed_products(fraction=0.3, **options):
+    model, criterion = mlp(), losses.CrossEntropy()
+    clipless.clip_products(
+        model, fraction=fraction, loss=criterion, input_shape=(6,),
+        follow=lip.FollowQuantile(**options),
+    )  # fmt: skip
+    return model, criterion
+
+
+def test_product_clipping_can_follow_a_quantile():
+    model, criterion = followed_products(quantile=0.7, rate=0.5)
+    run = Run(
+        model, examples(400), criterion, noise_multiplier=0.0, sampling="full_batch",
+        batch_size=400, lr=0.0,
+    )  # fmt: skip
+    names = [query.name for query in run.engine.plan.queries]
+    assert names == ["examples above the threshold of 1", "examples above the threshold of 3"]
+    run.steps(80)
+    model[1].exceeded.take()
+    run.backward(*run.batch())
+    fractions = run.engine.session._followers.fractions(torch.device("cpu"))
+    for fraction in fractions:
+        assert fraction.item() == pytest.approx(0.3, abs=0.05)
+    bounds = {p.name: p.gradient_bound for p in run.engine.plan.parameters}
+    assert bounds["1.weight"] == pytest.approx(model[1].weight_clip)
+
+
+def test_followed_products_hold_at_every_threshold():
+    """One more example moves the sum by at most the sensitivity that belongs to the threshold."""
+    x, y = examples(60)
+    for rate in (0.0001, 0.3, 3.0):
+        found = []
+        for rows in (30, 31):
+            torch.manual_seed(0)
+            model, criterion = followed_products(fraction=0.05, quantile=0.5, rate=rate)
+            run = Run(model, (x, y), criterion, noise_multiplier=0.0, sampling="full_batch")
+            run.steps(3)
+            run.batch()
+            run.loader.current = sample_of(run.loader.current.step, rows)
+            run.backward(x[:rows].clone(), y[:rows].clone())
+            found.append(run.gradients())
+        for name, gradient in found[0].items():
+            difference = (gradient - found[1][name]).norm()
+            assert difference <= run.engine.plan.sensitivities[name]
+
+
+def test_followed_thresholds_are_part_of_the_state():
+    model, criterion = followed_products(quantile=0.5, rate=0.3)
+    Run(model, criterion=criterion, noise_multiplier=0.3).steps(3)
+    twin, _ = followed_products(quantile=0.5)
+    twin.load_state_dict(model.state_dict())
+    assert twin[1].weight_clip == model[1].weight_clip
+    clipless.clip_products(twin, fraction=None, loss=1.0, input_shape=(6,))
+    assert list(twin.state_dict()) == list(mlp().state_dict())

@@ -370,3 +370,14 @@ def test_a_seed_makes_runs_equal_and_none_does_not():
         runs.append(weights(trained))
     assert same(runs[0], runs[1])
     assert not same(runs[2], runs[3])
+
+
+def test_product_clipping_is_one_argument():
+    plain, clipped = trainer(), trainer(product_clip=0.2)
+    for each in (plain, clipped):
+        each.fit(DATA)
+    for before, after in zip(
+        plain.engine.plan.parameters, clipped.engine.plan.parameters, strict=True
+    ):
+        factor = 1.0 if before.name.endswith("bias") else 0.2
+        assert after.gradient_bound == pytest.approx(factor * before.gradient_bound)
