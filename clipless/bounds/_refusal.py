@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -45,7 +46,7 @@ def place_of(node: fx.Node) -> str:
     name = function_name(node.target)
     stack = node.meta.get("nn_module_stack")
     owner = next(reversed(stack)) if stack else ""
-    line = _user_line(node.stack_trace)
+    line = node.meta.get("line", "")
     return f"{name}() in the forward of {owner or 'the model'}" + (f" ({line})" if line else "")
 
 
@@ -54,13 +55,14 @@ def function_name(target: Any) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", None) or repr(target)
 
 
-def _user_line(stack_trace: str | None) -> str:
-    """The last line of a stack trace that points into somebody's source, shortened."""
-    lines = [line.strip() for line in (stack_trace or "").splitlines()]
-    places = [line.split(",")[:2] for line in lines if line.startswith("File ")]
-    return _last_own_place(
-        [(file.removeprefix("File ").strip('"'), n.strip()[5:]) for file, n in places]
-    )
+def innermost_own_line(frame: FrameType | None) -> str:
+    """The innermost calling line that lies neither in torch nor in this library."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*_LIBRARIES, "<")):
+            return f"{Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def _last_own_place(frames: list[tuple[str, str]]) -> str:

@@ -1,9 +1,9 @@
 """The shapes in a traced model, and proof that the batch stays an axis of its own.
 
-The graph is run on tensors without entries, with two batch sizes: every tensor must have the batch
-as its first axis, whole, in both. Numbers that come from the size of the batch are followed: they
-may shape a tensor and do nothing else. Last, model and graph are run on a few random entries, and
-must agree.
+The graph is run on a few random examples, with two batch sizes: every tensor must have the batch as
+its first axis, whole, in both. Numbers that come from the size of the batch are followed: they may
+shape a tensor and do nothing else. Last, model and graph are run on the same examples, and must
+agree in values and gradients.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def trace(model: nn.Module, input_shapes: Sequence[tuple[int, ...]]) -> TracedMo
         )
     with torch.no_grad(), _rehearsal():
         runs = [
-            _run(graph, model, constants, _weightless_inputs(graph, model, input_shapes, size))
+            _run(graph, model, constants, _random_inputs(graph, model, input_shapes, size))
             for size in _BATCH_SIZES
         ]
     shapes, several = _shapes(graph, runs)
@@ -146,17 +146,22 @@ def depends_on_batch(arguments: Any) -> bool:
     return _has_batch(arguments)
 
 
-def _weightless_inputs(
+def _random_inputs(
     graph: fx.Graph, model: nn.Module, input_shapes: Sequence[tuple[int, ...]], batch: int
 ) -> list[Tensor]:
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    """Inputs of ordinary size for every placeholder; tokens, which have to exist, are zeros."""
+    reference = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    generator = torch.Generator().manual_seed(0)
+    inputs = []
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    return [
-        torch.empty(
-            (batch, *shape), dtype=torch.long if _is_tokens(node, model) else dtype, device="meta"
-        )
-        for node, shape in zip(placeholders, input_shapes, strict=True)
-    ]
+    for node, shape in zip(placeholders, input_shapes, strict=True):
+        if _is_tokens(node, model):
+            tokens = torch.zeros((batch, *shape), dtype=torch.long, device=reference.device)
+            inputs.append(tokens)
+        else:
+            drawn = torch.randn((batch, *shape), generator=generator)
+            inputs.append(drawn.to(reference))
+    return inputs
 
 
 def _is_tokens(node: fx.Node, model: nn.Module) -> bool:
@@ -169,34 +174,26 @@ def _is_tokens(node: fx.Node, model: nn.Module) -> bool:
 def _run(
     graph: fx.Graph, model: nn.Module, constants: Mapping[str, Tensor], inputs: Sequence[Tensor]
 ) -> dict[fx.Node, Any]:
-    """Run the graph, on tensors without entries if the inputs have none."""
-    weightless = any(tensor.device.type == "meta" for tensor in inputs)
+    """Run the graph and return what every node yields."""
     results: dict[fx.Node, Any] = {}
     remaining = iter(inputs)
-    with torch.device("meta" if weightless else inputs[0].device):
-        for node in graph.nodes:
-            if node.op == "placeholder":
-                results[node] = next(remaining)
-            elif node.op == "get_attr":
-                tensor = fetch(str(node.target), model, constants)
-                results[node] = tensor.to("meta") if weightless else tensor
-            elif node.op != "output":
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), results.__getitem__)
-                try:
-                    results[node] = _call(node, model, args, kwargs, weightless)
-                except Exception as error:
-                    raise explain_shapes(node, error, results) from error
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            results[node] = next(remaining)
+        elif node.op == "get_attr":
+            results[node] = fetch(str(node.target), model, constants)
+        elif node.op != "output":
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), results.__getitem__)
+            try:
+                results[node] = _call(node, model, args, kwargs)
+            except Exception as error:
+                raise explain_shapes(node, error, results) from error
     return results
 
 
-def _call(node: fx.Node, model: nn.Module, args: Any, kwargs: Any, weightless: bool) -> Any:
+def _call(node: fx.Node, model: nn.Module, args: Any, kwargs: Any) -> Any:
     if node.op == "call_module":
-        module = model.get_submodule(str(node.target))
-        if not weightless:
-            return module(*args, **kwargs)
-        held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        entryless = {name: tensor.to("meta") for name, tensor in held.items()}
-        return torch.func.functional_call(module, entryless, args, kwargs)
+        return model.get_submodule(str(node.target))(*args, **kwargs)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -209,15 +206,8 @@ def agrees_with_model(traced: TracedModel, model: nn.Module) -> bool:
     other names of a tensor, global state), or bring a backward pass of its own; then the graph is
     not the model.
     """
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    generator = torch.Generator().manual_seed(0)
-    inputs = []
-    for tensor in _weightless_inputs(traced.graph, model, traced.input_shapes, _BATCH_SIZES[1]):
-        if tensor.is_floating_point():
-            drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
-            inputs.append(drawn.to(device=device, dtype=tensor.dtype).requires_grad_())
-        else:
-            inputs.append(torch.zeros(tensor.shape, dtype=tensor.dtype, device=device))
+    drawn = _random_inputs(traced.graph, model, traced.input_shapes, _BATCH_SIZES[1])
+    inputs = [t.requires_grad_() if t.is_floating_point() else t for t in drawn]
     (output,) = (node.args[0] for node in traced.graph.nodes if node.op == "output")
     if not isinstance(output, fx.Node):
         return True  # refused later, for not being one tensor

@@ -7,6 +7,7 @@ special containers.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn
 
 from torch import Tensor, fx, nn
@@ -14,6 +15,7 @@ from torch.nn.modules import module as torch_module
 
 from clipless.bounds._refusal import (
     explain_trace_failure,
+    innermost_own_line,
     refuse_altered_module,
     refuse_augmented_assignment,
     refuse_global_hooks,
@@ -49,9 +51,11 @@ def check_rules(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
 
 
 class _Tracer(fx.Tracer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.record_stack_traces = True  # so that errors can name the user's line
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        # Errors name the user's line. (torch's own record of it would load the compiler.)
+        node = super().create_node(*args, **kwargs)
+        node.meta["line"] = innermost_own_line(sys._getframe(1))
+        return node
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return is_leaf(m)
