@@ -144,6 +144,18 @@ def check_precision(inputs: tuple[Any, ...]) -> None:
             "autocast is on. Rounding in reduced precision can add more to a gradient than the "
             "slack in the sensitivities covers: train in float32."
         )
+    if device == "cuda" and uses_tf32():
+        raise PrivacyError(
+            "TF32 is on, torch's default for convolutions on a GPU. Its rounding can add more to a "
+            "gradient than the slack in the sensitivities covers: set "
+            "torch.backends.cudnn.allow_tf32 = False and "
+            "torch.backends.cuda.matmul.allow_tf32 = False."
+        )
+
+
+def uses_tf32() -> bool:
+    """Whether convolutions or matrix products on a GPU may round their inputs to TF32."""
+    return bool(torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
 
 
 class WeightSeal:

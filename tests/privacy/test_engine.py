@@ -391,3 +391,22 @@ def test_per_layer_coefficients_by_name():
     assert ratios["1.bias"] == pytest.approx(4 * ratios["1.weight"])
     with pytest.raises(ValueError, match="one number for each"):
         Run(noise="per_layer", noise_coefficients={"1.weight": 1.0})
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU, for checks that read nothing else of it."""
+
+    device = torch.device("cuda")
+
+
+@pytest.mark.parametrize("convolutions", [False, True])
+def test_tf32_is_refused_on_a_gpu(monkeypatch, convolutions):
+    from clipless.privacy._inspection import check_precision
+
+    inputs = (torch.zeros(2, 3).as_subclass(OnGpu),)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", convolutions)
+    if convolutions:
+        with pytest.raises(PrivacyError, match="allow_tf32 = False"):
+            check_precision(inputs)
+    else:
+        check_precision(inputs)
