@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,12 +26,13 @@ class StepSample:
     together are this process's part of the step's sample, `size` examples in all.
 
     `indices`: int64 `[n]` on the CPU, the examples in this batch, in the order of its rows.
-    `rows`: the rows of this batch, n and then any padding.
-    `weights`: float32 `[rows]`, 1 for an example and 0 for padding; None if the loader does
-    not pad.
+    `rows`: the rows of this batch, those of n examples and then any padding.
+    `weights`: float32 `[rows]`, 1 for a view of an example and 0 for padding; None if the loader
+    does not pad.
+    `views`: how many rows an example has, one after the other.
 
     Which examples a step used, and how many, is private: this is for the training loop's own
-    checks and not for logs.
+    checks and not for logs. Copies of a marked tensor keep it; what is saved or sent does not.
     """
 
     step: int
@@ -41,6 +42,13 @@ class StepSample:
     micro_batch: int
     micro_batches: int
     size: int
+    views: int = 1
+
+    def __deepcopy__(self, memo: Any) -> StepSample:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (OrderedDict, ())  # which torch.load accepts
 
     @property
     def is_last(self) -> bool:
@@ -66,7 +74,7 @@ def sample_of(inputs: tuple[Any, ...]) -> StepSample | None:
     It is lost when a tensor is moved or transformed, which makes another tensor.
     """
     marks = [getattr(value, "_clipless_sample", None) for value in inputs]
-    return next((mark for mark in marks if mark is not None), None)
+    return next((mark for mark in marks if isinstance(mark, StepSample)), None)
 
 
 def split_step(
@@ -76,19 +84,23 @@ def split_step(
     count: int,
     micro_batch_size: int | None,
     padded: bool,
+    views: int,
     device: torch.device,
 ) -> Iterator[StepSample]:
-    """Cut the sample of one step into `count` micro-batches, the last of which may be empty."""
+    """Cut the sample of one step into `count` micro-batches, the last of which may be empty.
+
+    Examples are counted, not rows: the views of an example stay together.
+    """
     size = len(indices)
     for number in range(count):
         part = indices
         if micro_batch_size is not None:
             part = indices[number * micro_batch_size : (number + 1) * micro_batch_size]
-        rows, weights = len(part), None
+        rows, weights = views * len(part), None
         if padded:
             assert micro_batch_size is not None
-            rows = micro_batch_size
-            weights = (torch.arange(rows, device=device) < len(part)).to(torch.float32)
+            rows = views * micro_batch_size
+            weights = (torch.arange(rows, device=device) < views * len(part)).to(torch.float32)
         yield StepSample(
             step=step,
             indices=part,
@@ -97,6 +109,7 @@ def split_step(
             micro_batch=number,
             micro_batches=count,
             size=size,
+            views=views,
         )
 
 
@@ -113,7 +126,11 @@ class BatchSource(Protocol):
     def __len__(self) -> int: ...
 
     def batches(self, samples: Iterator[StepSample]) -> Iterator[tuple[StepSample, Any]]:
-        """Yield every sample with its batch; may look ahead in `samples`."""
+        """Yield every sample with its batch, one row for each example; may look ahead."""
+        ...
+
+    def first(self) -> Any:
+        """Return a batch that holds the first example, to see what batches look like."""
         ...
 
 
@@ -143,18 +160,22 @@ class ColumnSource:
     def batches(self, samples: Iterator[StepSample]) -> Iterator[tuple[StepSample, Any]]:
         """Yield every sample with its batch, copied out of the tensors."""
         for sample in samples:
-            yield sample, self._arrange(self._gather(sample))
+            yield sample, self._arrange(self._gather(sample.indices, sample.rows // sample.views))
 
-    def _gather(self, sample: StepSample) -> list[torch.Tensor]:
-        examples = len(sample.indices)
-        rows = torch.nn.functional.pad(sample.indices, (0, sample.rows - examples))
+    def first(self) -> Any:
+        """Return a batch of one example."""
+        return self._arrange(self._gather(torch.zeros(1, dtype=torch.int64), 1))
+
+    def _gather(self, indices: torch.Tensor, size: int) -> list[torch.Tensor]:
+        examples = len(indices)
+        rows = torch.nn.functional.pad(indices, (0, size - examples))
         located: dict[torch.device, torch.Tensor] = {}
         gathered = []
         for column in self._columns:
             if column.device not in located:
                 located[column.device] = _to_device(rows, column.device)
             batch = column.index_select(0, located[column.device])
-            if examples < sample.rows:
+            if examples < size:
                 batch[examples:] = 0  # padding is nobody's data, whatever weight it is given
             pin = self._pin_memory and batch.device.type == "cpu"
             gathered.append(batch.pin_memory() if pin else batch)
@@ -184,6 +205,12 @@ class DatasetSource:
         self._requests.begin(samples, asked)
         for batch in self._loader:
             yield asked.popleft(), batch
+
+    def first(self) -> Any:
+        """Return a batch that holds one example, read in this process."""
+        dataset: Any = self._loader.dataset
+        together = hasattr(dataset, "__getitems__")
+        return self._loader.collate_fn(dataset.__getitems__([0]) if together else [dataset[0]])
 
 
 class _Requests:

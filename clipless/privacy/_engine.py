@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,33 +16,20 @@ from clipless.bounds._sensitivity import Shape, unwrap
 from clipless.bounds._trace import check_rules
 from clipless.errors import CliplessError, PrivacyError
 from clipless.losses import Loss
-from clipless.privacy._accounting import default_delta, epsilon
+from clipless.privacy._accounting import epsilon
 from clipless.privacy._budget import Budget, BudgetMeter
-from clipless.privacy._calibration import noise_multiplier_for
-from clipless.privacy._choices import (
-    SamplingName,
-    coefficients,
-    example_shape,
-    named_sampling,
-    parameter_dtype,
-    relation_for,
-)
-from clipless.privacy._following import planned_queries
+from clipless.privacy._choices import SamplingName
 from clipless.privacy._history import Accountant
-from clipless.privacy._inspection import check_criterion
 from clipless.privacy._ledger import Ledger
 from clipless.privacy._loader import PrivateLoader
-from clipless.privacy._mechanism import (
-    Mechanism,
-    Relation,
-    Sampling,
-)
+from clipless.privacy._mechanism import Relation, Sampling
 from clipless.privacy._noise import GaussianNoise, NoiseStrategy
-from clipless.privacy._plan import Plan, arithmetic_slack, planned_parameters
+from clipless.privacy._plan import Plan
+from clipless.privacy._preparation import RunOptions, prepare
 from clipless.privacy._report import PrivacyReport
-from clipless.privacy._resume import load_noise, require_same_plan
+from clipless.privacy._resume import begin_run, run_state
 from clipless.privacy._session import TrainingSession
-from clipless.privacy._wrapping import check_wrappable
+from clipless.privacy._views import Augment
 
 Private = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
 
@@ -114,6 +100,8 @@ class PrivacyEngine:
         steps: int | None = None,
         micro_batch_size: int | None = None,
         pad: bool = False,
+        augment: Augment | None = None,
+        views: int | None = None,
         input_shape: Shape | None = None,
         grad_scaler: Any = None,
         projection: bool = True,
@@ -140,8 +128,13 @@ class PrivacyEngine:
             noise: how noise is shared out among parameters: `global`, `per_layer`, `optimal`.
             noise_coefficients: for `per_layer`, relative weights by parameter name.
             epochs, steps: how long training is planned to last, for the report.
-            micro_batch_size: hand out each step's batch in parts of at most this size.
+            micro_batch_size: hand out each step's batch in parts of at most this many examples.
             pad: give every batch the same number of rows.
+            augment: a random change of the inputs, row by row: `augment(batch, generator=...)`
+                returns a tensor of the same shape (see `Augment`). One that is seen to mix
+                examples is refused.
+            views: how many augmented views of each example a step averages over, each a row of
+                the batch. Sensitivity, noise and epsilon do not change; memory and time do.
             input_shape: shape of one example; by default that of the first one.
             grad_scaler: the `torch.amp.GradScaler` in use, if any.
             projection: leave weights unconstrained with `False`, which voids the bounds and is
@@ -154,17 +147,15 @@ class PrivacyEngine:
                 vouch that they come out bit for bit as they did if somebody has seen them;
                 otherwise pass False, for fresh randomness at the full price.
         """
-        plan, loader, report_shape = self._prepare(
-            module=module, optimizer=optimizer, data_loader=data_loader, criterion=criterion,
+        options = RunOptions(
+            noise_multiplier=noise_multiplier, target_epsilon=target_epsilon,
             target_delta=target_delta, sampling=sampling, relation=relation, noise=noise,
-            noise_coefficients=noise_coefficients, micro_batch_size=micro_batch_size, pad=pad,
-            input_shape=input_shape, noise_multiplier=noise_multiplier, epochs=epochs, steps=steps,
-            target_epsilon=target_epsilon, resume_from=resume_from, replay=replay,
+            noise_coefficients=noise_coefficients, epochs=epochs, steps=steps,
+            micro_batch_size=micro_batch_size, pad=pad, augment=augment, views=views,
+            input_shape=input_shape, grad_scaler=grad_scaler, projection=projection,
+            resume_from=resume_from, replay=replay,
         )  # fmt: skip
-        return self._start(
-            module, optimizer, criterion, loader, plan, report_shape, grad_scaler, projection,
-            resume_from, replay,
-        )  # fmt: skip
+        return self._start(module, optimizer, data_loader, criterion, options)
 
     def make_private_with_epsilon(
         self,
@@ -183,6 +174,8 @@ class PrivacyEngine:
         noise_coefficients: Mapping[str, float] | None = None,
         micro_batch_size: int | None = None,
         pad: bool = False,
+        augment: Augment | None = None,
+        views: int | None = None,
         input_shape: Shape | None = None,
         grad_scaler: Any = None,
         resume_from: Mapping[str, Any] | None = None,
@@ -200,109 +193,34 @@ class PrivacyEngine:
         """
         if (epochs is None) == (steps is None):
             raise ValueError("give either epochs or steps")
-        plan, loader, report_shape = self._prepare(
-            module=module, optimizer=optimizer, data_loader=data_loader, criterion=criterion,
-            target_delta=target_delta, sampling=sampling, relation=relation, noise=noise,
-            noise_coefficients=noise_coefficients, micro_batch_size=micro_batch_size, pad=pad,
-            input_shape=input_shape, noise_multiplier=None, target_epsilon=target_epsilon,
-            steps=steps, epochs=epochs, resume_from=resume_from, replay=replay,
+        options = RunOptions(
+            noise_multiplier=None, target_epsilon=target_epsilon, target_delta=target_delta,
+            sampling=sampling, relation=relation, noise=noise,
+            noise_coefficients=noise_coefficients, epochs=epochs, steps=steps,
+            micro_batch_size=micro_batch_size, pad=pad, augment=augment, views=views,
+            input_shape=input_shape, grad_scaler=grad_scaler, projection=True,
+            resume_from=resume_from, replay=replay,
         )  # fmt: skip
-        return self._start(
-            module, optimizer, criterion, loader, plan, report_shape, grad_scaler, True,
-            resume_from, replay,
-        )  # fmt: skip
-
-    def _prepare(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        data_loader: DataLoader[Any] | PrivateLoader,
-        criterion: Loss,
-        noise_multiplier: float | None,
-        target_epsilon: float | None,
-        target_delta: float | None,
-        sampling: SamplingName | Sampling,
-        relation: Relation | str | None,
-        noise: NoiseStrategy,
-        noise_coefficients: Mapping[str, float] | None,
-        micro_batch_size: int | None,
-        pad: bool,
-        input_shape: Shape | None,
-        steps: int | None,
-        epochs: float | None = None,
-        resume_from: Mapping[str, Any] | None = None,
-        replay: bool = True,
-    ) -> tuple[Plan, PrivateLoader, Shape]:
-        """Check everything and make the plan; nothing is changed yet."""
-        check_criterion(criterion)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise PrivacyError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
-        loader = self._private_loader(data_loader, sampling, micro_batch_size, pad)
-        shape = input_shape if input_shape is not None else example_shape(loader.dataset)
-        report = sensitivity(module, loss=criterion, input_shape=shape)
-        chosen = relation_for(relation, loader.sampling)
-        size = loader.sampling.dataset_size
-        delta = default_delta(size) if target_delta is None else target_delta
-        if epochs is not None:
-            steps = round(epochs * loader.steps_per_epoch)
-        ledger = self._open_ledger(size, chosen)
-        begun = None if resume_from is None else Plan.from_dict(resume_from["plan"])
-        if noise_multiplier is None and begun is not None:
-            noise_multiplier = begun.noise_multiplier
-        if noise_multiplier is None:
-            assert target_epsilon is not None
-            assert steps is not None
-            noise_multiplier = noise_multiplier_for(
-                target_epsilon=target_epsilon, target_delta=delta, steps=steps,
-                sampling=loader.sampling, relation=chosen, accountant=self.accountant,
-                history=ledger.history(),
-            )  # fmt: skip
-        plan = Plan(
-            sampling=loader.sampling,
-            relation=chosen,
-            noise_multiplier=float(noise_multiplier),
-            noise=noise,
-            noise_coefficients=coefficients(noise_coefficients, report),
-            parameters=planned_parameters(report),
-            queries=planned_queries(unwrap(module), report),
-            loss=report.loss,
-            loss_lipschitz=report.loss_lipschitz,
-            arithmetic_slack=arithmetic_slack(parameter_dtype(module)),
-            accountant=self.accountant,
-            delta=delta,
-            target_epsilon=target_epsilon,
-            steps=steps,
-        )
-        if not plan.parameters:
-            raise PrivacyError("the model has no trainable parameters")
-        # Fails now, and not at the first question, if this combination cannot be accounted for.
-        epsilon([(plan.mechanism, 1)], delta, accountant=self.accountant)
-        if begun is not None and resume_from is not None:
-            require_same_plan(begun, plan)
-            loader.load_state_dict(resume_from["sampler"])
-            if not replay:
-                loader.renew()
-        return plan, loader, shape
+        return self._start(module, optimizer, data_loader, criterion, options)
 
     def _start(
         self,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any] | PrivateLoader,
         criterion: Loss,
-        loader: PrivateLoader,
-        plan: Plan,
-        shape: Shape,
-        grad_scaler: Any,
-        projection: bool,
-        resume_from: Mapping[str, Any] | None,
-        replay: bool,
+        options: RunOptions,
     ) -> Private:
-        if not projection and plan.noise_multiplier != 0:
-            raise PrivacyError(
-                "without projection the weights leave their constraint sets and the bounds no "
-                "longer hold: projection=False needs noise_multiplier=0, which guarantees nothing."
-            )
+        plan, loader, shape = prepare(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            criterion=criterion,
+            options=options,
+            accountant=self.accountant,
+            sampling_seed=self._derived_seed("sampling"),
+            open_ledger=self._open_ledger,
+        )
         for earlier in self._sessions:
             if earlier.shares(unwrap(module), optimizer, criterion, loader):
                 earlier.detach()
@@ -322,32 +240,17 @@ class PrivacyEngine:
             noise=GaussianNoise(seed=self._derived_seed("noise")),
             meter=None if budget is None else BudgetMeter(budget=budget, ledger=ledger),
             input_shape=shape,
-            projection=projection,
-            grad_scaler=grad_scaler,
+            projection=options.projection,
+            grad_scaler=options.grad_scaler,
         )
         self._sessions = [one for one in self._sessions if one.attached] + [self._session]
         try:
-            self._begin_run(session, resume_from, replay)
+            self._first_plan = plan
+            self._run = begin_run(session, options.resume_from, replay=options.replay)
         except BaseException:
             session.detach()
             raise
         return module, optimizer, loader
-
-    def _begin_run(
-        self, session: TrainingSession, resume_from: Mapping[str, Any] | None, replay: bool
-    ) -> None:
-        """Name the run in the ledger; take over the state of the one that it continues."""
-        self._run, self._first_plan, spent = secrets.token_hex(8), session.plan, None
-        if resume_from is not None:
-            session.steps_taken = int(resume_from["steps_taken"])
-            session.set_noise_multiplier(resume_from["noise_multiplier"])
-        if resume_from is not None and replay:
-            load_noise(session, resume_from)
-            self._run = str(resume_from["run"])
-            spent = [
-                (Mechanism.from_dict(each), int(count)) for each, count in resume_from["spent"]
-            ]
-        session.ledger.begin_run(self._run, spent=spent)
 
     def _derived_seed(self, purpose: str) -> int | None:
         """A seed that differs for sampling and noise, and from one run of this engine to the next.
@@ -359,31 +262,6 @@ class PrivacyEngine:
         history = f"{0 if self._ledger is None else self._ledger.releases}/{len(self._sessions)}"
         text = f"clipless/{purpose}/{self._seed}/{history}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
-
-    def _private_loader(
-        self,
-        data_loader: DataLoader[Any] | PrivateLoader,
-        sampling: SamplingName | Sampling,
-        micro_batch_size: int | None,
-        pad: bool,
-    ) -> PrivateLoader:
-        if isinstance(data_loader, PrivateLoader):
-            if sampling != "poisson" or micro_batch_size is not None or pad:
-                raise PrivacyError(
-                    "this loader is private already: give sampling, micro_batch_size and pad to it"
-                )
-            return data_loader
-        batch_size = check_wrappable(data_loader)
-        size = len(data_loader.dataset)  # type: ignore[arg-type]
-        if isinstance(sampling, str):
-            sampling = named_sampling(sampling, size, batch_size)
-        return PrivateLoader.from_data_loader(
-            data_loader,
-            sampling=sampling,
-            micro_batch_size=micro_batch_size,
-            pad=pad,
-            seed=self._derived_seed("sampling"),
-        )
 
     def _open_ledger(self, dataset_size: int, relation: Relation) -> Ledger:
         if self._ledger is None:
@@ -437,20 +315,8 @@ class PrivacyEngine:
         It determines the samples and the noise to come: whoever has it can remove both. Keep it
         from whom the guarantee is meant for.
         """
-        session = self.session
         assert self._first_plan is not None
-        for parameter in session._trainable:
-            session.noise._generator(parameter.device)  # there before the first noise is drawn
-        return {
-            "run": self._run,
-            "plan": self._first_plan.to_dict(),
-            "noise_multiplier": session.plan.noise_multiplier,
-            "steps_taken": session.steps_taken,
-            "sampler": session.loader.state_dict(),
-            "noise": session.noise.state_dict(),
-            "seeded_noise": session.noise.seeded,
-            "spent": [(each.to_dict(), count) for each, count in session.ledger.spent_in_run()],
-        }
+        return run_state(self.session, run=self._run, first_plan=self._first_plan)
 
     def report(self) -> PrivacyReport:
         """Return the guarantee so far, printable, with what it rests on and does not cover."""

@@ -26,7 +26,10 @@ def following_layers(model: nn.Module) -> dict[str, ClipGradient | AffineModule]
 
 
 def planned_queries(model: nn.Module, report: SensitivityReport) -> tuple[ParameterPlan, ...]:
-    """The counts that a step releases: each use of a layer adds at most one for each example."""
+    """The counts that a step releases: each use of a layer adds at most one for each example.
+
+    Rows are counted, and the count is divided by the views that every example has.
+    """
     return tuple(
         ParameterPlan(
             name=f"examples above the threshold of {path}",
@@ -40,9 +43,9 @@ def planned_queries(model: nn.Module, report: SensitivityReport) -> tuple[Parame
 class Followers:
     """Takes the counts of a step, and moves the thresholds once the counts have their noise."""
 
-    def __init__(self, model: nn.Module, report: SensitivityReport, batch_size: float) -> None:
+    def __init__(self, model: nn.Module, report: SensitivityReport, divisor: float) -> None:
         self._layers = following_layers(model)
-        self._batch_size = batch_size
+        self._divisor = divisor
         self._warned: set[str] = set()
         self._begun = {path: layer.threshold() for path, layer in self._layers.items()}
         self._largest = {path: _largest(path, report) for path in self._layers}
@@ -57,7 +60,7 @@ class Followers:
         counts = [layer.exceeded.take() for layer in self._layers.values()]
         return [
             (torch.zeros(1, device=device) if count is None else count.reshape(1).to(device))
-            / self._batch_size
+            / self._divisor
             for count in counts
         ]
 

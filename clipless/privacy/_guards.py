@@ -2,7 +2,7 @@
 
 The model's output is cut off from its graph before anybody sees it. The criterion works on a copy
 of its own; when the backward pass reaches that copy, each example's cotangent is made finite,
-clipped to L / b and handed to the session, which alone runs the rest of the backward pass.
+clipped to its limit and handed to the session, which alone runs the rest of the backward pass.
 """
 
 from __future__ import annotations
@@ -70,10 +70,20 @@ def tap(call: ForwardCall) -> Tensor:
 
 
 def public_mean(losses: Tensor, weights: Tensor | None, call: ForwardCall) -> Tensor:
-    """Sum the losses of the examples (padding left out) and divide by the public batch size."""
-    batch_size = call.session.plan.expected_batch_size
-    result: Tensor = _PublicMean.apply(losses, weights, batch_size, call)  # type: ignore[no-untyped-call]
+    """Sum the losses of the rows (padding left out) and divide by a public constant.
+
+    That is the expected batch size, times the views that every example has.
+    """
+    divisor = call.session.plan.loss_divisor
+    result: Tensor = _PublicMean.apply(losses, weights, divisor, call)  # type: ignore[no-untyped-call]
     return result
+
+
+def plain_reduction(losses: Tensor, reduction: str) -> Tensor:
+    """The ordinary reduction, for evaluation."""
+    if reduction == "none":
+        return losses
+    return losses.sum() / (max(losses.shape[0], 1) if reduction == "mean" else 1)
 
 
 @torch.utils.hooks.unserializable_hook  # type: ignore[untyped-decorator]  # no warning at saving
@@ -105,7 +115,7 @@ class _Tap(torch.autograd.Function):
             )
         call.finished = True
         plan = call.session.plan
-        limit = plan.loss_lipschitz / plan.expected_batch_size * GUARD_ROOM
+        limit = plan.loss_lipschitz / plan.loss_divisor * GUARD_ROOM
         call.session.deliver(call, clip_rows(cotangents[0], limit))
         return None, None
 
@@ -115,13 +125,13 @@ class _PublicMean(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, losses: Tensor, weights: Tensor | None, batch_size: float, call: ForwardCall
+        ctx: Any, losses: Tensor, weights: Tensor | None, divisor: float, call: ForwardCall
     ) -> Tensor:
         ctx.save_for_backward(weights)
-        ctx.call, ctx.batch_size, ctx.count = call, batch_size, losses.shape[0]
+        ctx.call, ctx.divisor, ctx.count = call, divisor, losses.shape[0]
         if weights is not None:
             losses = torch.where(weights > 0, losses * weights, torch.zeros_like(losses))
-        return losses.sum() / batch_size
+        return losses.sum() / divisor
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None, None]:
@@ -133,6 +143,6 @@ class _PublicMean(torch.autograd.Function):
                 "instead, use micro_batch_size for batches larger than memory, and pass a "
                 "gradient scaler as grad_scaler= to make_private."
             )
-        ones = scale.new_ones(ctx.count) / ctx.batch_size
+        ones = scale.new_ones(ctx.count) / ctx.divisor
         (weights,) = ctx.saved_tensors
         return (ones if weights is None else ones * weights), None, None, None

@@ -37,6 +37,37 @@ def check_criterion(criterion: Any) -> None:
         )
 
 
+def check_criterion_call(criterion: Any, arguments: tuple[Any, ...]) -> None:
+    """The criterion is still what it was when it was made private, and called as it must be."""
+    if len(arguments) != 2:
+        raise PrivacyError("call the private criterion as criterion(output, target)")
+    if criterion.reduction != "none":
+        raise PrivacyError(
+            "the criterion's reduction was changed. In private training it sums over examples "
+            "and divides by the public batch size: leave it alone."
+        )
+    check_criterion(criterion)
+
+
+def check_output(output: Any) -> None:
+    """The model returned one tensor, for the criterion."""
+    if not isinstance(output, Tensor):
+        raise PrivacyError(
+            f"the model returned a {type(output).__name__} instead of a tensor, whose "
+            "gradients cannot be held back. Return the output for the criterion alone."
+        )
+
+
+def check_no_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a step that evaluates the loss itself."""
+    closure = kwargs.get("closure") if len(args) < 2 else args[1]
+    if closure is not None:
+        raise PrivacyError(
+            "the optimizer was given a closure, which may evaluate the gradient any number of "
+            "times in one step. Use an optimizer that steps on the gradients it finds."
+        )
+
+
 def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
     """The optimizer holds the model's trainable parameters, all of them and no others."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -89,6 +120,17 @@ def check_target(target: Any, sample: StepSample) -> None:
         )
 
 
+def marked_sample(inputs: tuple[Any, ...]) -> StepSample | None:
+    """Return the sample that the model's inputs are marked with; refuse several at once."""
+    marks = [mark for each in inputs if (mark := sample_of((each,)) or used_for(each))]
+    if any(mark is not marks[0] for mark in marks):
+        raise PrivacyError(
+            "the model was called on tensors of several batches at once. Call it on what the "
+            "private loader handed out together."
+        )
+    return marks[0] if marks else None
+
+
 def mark_used(inputs: tuple[Any, ...], sample: StepSample) -> None:
     """Note which sample tensors were used for that the loader did not mark itself."""
     for value in inputs:
@@ -99,7 +141,7 @@ def mark_used(inputs: tuple[Any, ...], sample: StepSample) -> None:
 def used_for(value: Any) -> StepSample | None:
     """Return the sample that this tensor was used for before, unless it was filled anew."""
     sample, version = getattr(value, "_clipless_used", (None, None))
-    return sample if sample is not None and value._version == version else None
+    return sample if isinstance(sample, StepSample) and value._version == version else None
 
 
 def check_scaler(scaler: Any, optimizer: torch.optim.Optimizer) -> None:

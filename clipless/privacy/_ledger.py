@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
-import weakref
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from clipless.errors import LedgerError
+from clipless.privacy import _ledger_process
 from clipless.privacy._ledger_file import LedgerFile
 from clipless.privacy._ledger_format import (
     EntryKind,
     LedgerEntry,
     LedgerText,
+    WrittenLine,
     check_fits,
     encode,
     header_fields,
     parse,
     timestamp,
 )
+from clipless.privacy._ledger_runs import RunSteps
 from clipless.privacy._mechanism import Mechanism, Relation
-
-_open_ledgers: weakref.WeakSet[Ledger] = weakref.WeakSet()
-
-
-class _Written(NamedTuple):
-    """A line that is on the disk, and where it ends there."""
-
-    entry: LedgerEntry | None
-    line: str
-    digest: str
-    end: int
 
 
 class Ledger:
@@ -80,8 +70,7 @@ class Ledger:
         self._block_size = block_size
         self._block: LedgerEntry | None = None
         self._unspent = 0
-        self._run = ""
-        self._prepaid: dict[Mechanism, int] = {}
+        self._steps = RunSteps()
         self._file = None if path is None else LedgerFile(path)
         try:
             text = self._begin(dataset_size, relation)
@@ -89,13 +78,13 @@ class Ledger:
             if self._file is not None:
                 self._file.close()
             raise
-        self._written = _ends(text)
+        self._written = text.written()
         self._counts = text.counts()
         self._releases = sum(self._counts.values())
         self.dataset_size = text.dataset_size
         self.relation = text.relation
         self._append(EntryKind.OPEN, process=self._owner)
-        _open_ledgers.add(self)
+        _ledger_process.opened(self)
 
     @classmethod
     def in_memory(cls, *, dataset_size: int, relation: Relation, block_size: int = 256) -> Ledger:
@@ -112,8 +101,10 @@ class Ledger:
         A step that a resumed run repeats is counted already: see `begin_run`.
         """
         with self._mutex:
-            if self._prepaid and self._take_prepaid(mechanism):
-                return
+            if self._steps.any_prepaid:
+                self._check_writable()
+                if self._steps.take_prepaid(mechanism):
+                    return
             block = self._block
             if (
                 self._unspent == 0
@@ -171,42 +162,18 @@ class Ledger:
             if not run:
                 raise ValueError("a run needs a name")
             self.settle()
-            counted = _counts_of_run(self.entries(), run)
-            if spent is None and counted:
-                raise LedgerError(f"the ledger knows the run {run} already: give spent, to resume")
-            for mechanism, count in spent or ():
-                if counted.get(mechanism, 0) < count:
-                    raise LedgerError(
-                        f"the saved state has spent {count} steps of the run {run}, but the ledger "
-                        f"counts {counted.get(mechanism, 0)}: it is not the run's, or was replaced "
-                        "by an older one. Put back the file that the run has written."
-                    )
-                counted[mechanism] -= count
+            steps = RunSteps(run, entries=self.entries(), spent=spent)
             self._append(EntryKind.OPEN, process=self._owner, label=run)
-            self._run = run
-            self._prepaid = {mechanism: count for mechanism, count in counted.items() if count}
+            self._steps = steps
 
     def spent_in_run(self) -> tuple[tuple[Mechanism, int], ...]:
         """Return the steps that lead to the run's present state, each once: part of that state."""
         with self._mutex:
-            counts = _counts_of_run(self.entries(), self._run)
-            if self._block is not None and self._block.mechanism in counts:
-                counts[self._block.mechanism] -= self._unspent
-            spent = ((each, count - self.prepaid(each)) for each, count in counts.items())
-            return tuple((each, count) for each, count in spent if count)
+            return self._steps.spent(self.entries(), self._block, self._unspent)
 
     def prepaid(self, mechanism: Mechanism) -> int:
         """Return how many calls of `spend` will repeat steps that are counted already."""
-        return self._prepaid.get(mechanism, 0)
-
-    def _take_prepaid(self, mechanism: Mechanism) -> bool:
-        self._check_writable()
-        left = self._prepaid.get(mechanism, 0)
-        if left > 1:
-            self._prepaid[mechanism] = left - 1
-        elif left:
-            del self._prepaid[mechanism]
-        return left > 0
+        return self._steps.prepaid(mechanism)
 
     def history(self) -> tuple[tuple[Mechanism, int], ...]:
         """Return what counts so far, for the accountant: pairs of mechanism and count.
@@ -289,9 +256,15 @@ class Ledger:
                     self.settle()
             finally:
                 self._closed = True
-                _open_ledgers.discard(self)
+                _ledger_process.closed(self)
                 if self._file is not None:
                     self._file.close()
+
+    def let_go_in_child(self) -> None:
+        """Close the copy of a forked child, or the lock would outlive the parent there."""
+        self._mutex = threading.RLock()
+        if self._file is not None:
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -379,7 +352,7 @@ class Ledger:
         last = self._written[-1]
         line, digest = encode(entry.to_dict(), last.digest)
         end = 0 if self._file is None else self._file.append(line, after=last.end)
-        self._written.append(_Written(entry, line, digest, end))
+        self._written.append(WrittenLine(entry, line, digest, end))
         if mechanism is not None:
             change = -count if kind is EntryKind.REFUND else count
             self._counts[mechanism] = self._counts.get(mechanism, 0) + change
@@ -406,44 +379,3 @@ class Ledger:
             f"this ledger belongs to process {self._owner}; a forked child (process "
             f"{os.getpid()}) must not write it"
         )
-
-
-def _counts_of_run(entries: Iterable[LedgerEntry], run: str) -> dict[Mechanism, int]:
-    """Add up what was reserved and not given back while `run` was the one that wrote."""
-    counts: dict[Mechanism, int] = {}
-    writer = ""
-    for entry in entries:
-        if entry.kind is EntryKind.OPEN:
-            writer = entry.label
-        elif writer == run and entry.mechanism is not None and entry.kind is not EntryKind.RECORD:
-            sign = -1 if entry.kind is EntryKind.REFUND else 1
-            counts[entry.mechanism] = counts.get(entry.mechanism, 0) + sign * entry.count
-    return {mechanism: count for mechanism, count in counts.items() if count}
-
-
-def _close_all() -> None:
-    for ledger in list(_open_ledgers):
-        with contextlib.suppress(LedgerError):
-            ledger.close()
-
-
-def _let_go_in_child() -> None:
-    """Close the child's copies, or the lock would outlive the parent in its workers."""
-    for ledger in list(_open_ledgers):
-        ledger._mutex = threading.RLock()
-        if ledger._file is not None:
-            ledger._file.close()
-
-
-def _ends(text: LedgerText) -> list[_Written]:
-    written: list[_Written] = []
-    end = 0
-    for entry, line, digest in zip((None, *text.entries), text.lines, text.digests, strict=True):
-        end += len(line.encode()) + 1
-        written.append(_Written(entry, line, digest, end))
-    return written
-
-
-atexit.register(_close_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go_in_child)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from clipless.errors import LedgerError
 from clipless.privacy._mechanism import Mechanism, Relation
@@ -69,6 +69,15 @@ class LedgerEntry:
         return data
 
 
+class WrittenLine(NamedTuple):
+    """A line that is on the disk, and where it ends there; the header has no entry."""
+
+    entry: LedgerEntry | None
+    line: str
+    digest: str
+    end: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class LedgerText:
     """A ledger that was read and found whole: its header, its entries, its lines and digests."""
@@ -82,6 +91,16 @@ class LedgerText:
     def counts(self) -> dict[Mechanism, int]:
         """Return how often each mechanism counts, reservations in full unless refunded."""
         return _count_releases(self.entries)
+
+    def written(self) -> list[WrittenLine]:
+        """Return all lines, the header first, with the places where they end in the file."""
+        written: list[WrittenLine] = []
+        end = 0
+        every = zip((None, *self.entries), self.lines, self.digests, strict=True)
+        for entry, line, digest in every:
+            end += len(line.encode()) + 1
+            written.append(WrittenLine(entry, line, digest, end))
+        return written
 
     def releases_beyond(self, digests: Sequence[str]) -> list[tuple[Mechanism, int]]:
         """Return what counts after the beginning that this ledger shares with another one."""

@@ -20,6 +20,7 @@ from clipless.privacy._sampling import (
     shard,
     steps_of_one_pass,
 )
+from clipless.privacy._views import Augment, Views
 from clipless.privacy._wrapping import check_wrappable, default_sampling
 
 
@@ -40,9 +41,13 @@ class PrivateLoader:
     and the arguments after it belong; they do not apply to tensors, `pin_memory` excepted).
     `micro_batch_size`: steps are handed out in batches of at most this many examples;
     `current` tells which step a batch belongs to and which batch is its last.
-    `pad`: every batch has the same number of rows, `rows`; rows that are padding hold zeros and
-    have weight 0 in `current.weights`. Samples that do not fit are cut to a random
+    `pad`: every batch has the same number of rows, `rows`; rows that are padding are made of
+    zeros and have weight 0 in `current.weights`. Samples that do not fit are cut to a random
     subset: `sampling.max_batch_size`, chosen by `padded_sampling` unless given, says where.
+    `augment`, `views`: the first part of every batch is augmented (see `Augment`), each
+    example `views` times; its rows follow each other, and the other parts of the batch are
+    repeated. Sizes of samples and micro-batches count examples. The views of a step are a
+    function of the sampler's key, like its sample.
     `seed`: for reproducible experiments; the default is fresh randomness.
     `rank`, `world_size`: hand out this process's part of each step's sample only. All processes
     must share a seed, or load one `state_dict`.
@@ -68,6 +73,8 @@ class PrivateLoader:
         steps_per_epoch: int | None = None,
         micro_batch_size: int | None = None,
         pad: bool = False,
+        augment: Augment | None = None,
+        views: int | None = None,
         seed: int | None = None,
         rank: int = 0,
         world_size: int = 1,
@@ -88,6 +95,7 @@ class PrivateLoader:
         self._sampler = IndexSampler(
             sampling=padded_sampling(sampling) if pad else sampling, seed=seed
         )
+        self._views = Views(augment=augment, views=views)
         self._rank, self._world_size = rank, world_size
         self._micro_batch_size, self._padded = micro_batch_size, pad
         if pad:
@@ -117,9 +125,15 @@ class PrivateLoader:
             generator=generator,
         )
         self._source = make_source(
-            data, collate_fn=collate_fn, rows=self.rows, pin_memory=pin_memory, read=read
+            data,
+            collate_fn=collate_fn,
+            rows=self._micro_batch_size if pad else None,
+            pin_memory=pin_memory,
+            read=read,
         )
         self._check_size()
+        if augment is not None:
+            self._views.check(self._source.first())
 
     @classmethod
     def from_data_loader(
@@ -130,6 +144,8 @@ class PrivateLoader:
         steps_per_epoch: int | None = None,
         micro_batch_size: int | None = None,
         pad: bool = False,
+        augment: Augment | None = None,
+        views: int | None = None,
         seed: int | None = None,
         rank: int = 0,
         world_size: int = 1,
@@ -148,6 +164,8 @@ class PrivateLoader:
             steps_per_epoch=steps_per_epoch,
             micro_batch_size=micro_batch_size,
             pad=pad,
+            augment=augment,
+            views=views,
             seed=seed,
             rank=rank,
             world_size=world_size,
@@ -180,7 +198,15 @@ class PrivateLoader:
     @property
     def rows(self) -> int | None:
         """The rows of every batch if batches are padded, else None."""
-        return self._micro_batch_size if self._padded else None
+        if not self._padded:
+            return None
+        assert self._micro_batch_size is not None
+        return self._micro_batch_size * self.views
+
+    @property
+    def views(self) -> int:
+        """How many rows every example has in its batch."""
+        return self._views.count
 
     def __len__(self) -> int:
         """Return the number of batches in an iteration; `TypeError` if that depends on the draw."""
@@ -209,6 +235,8 @@ class PrivateLoader:
         for sample, batch in self._source.batches(self._draw(steps)):
             self._sampler.step = sample.step + 1
             self.current = sample
+            part = f"augmentation/{self._rank}/{sample.micro_batch}"
+            batch = self._views.of(batch, seed=self._sampler.seed_for(part, step=sample.step))
             tag(batch, sample)
             yield batch
             self._check_newest(iteration)
@@ -226,6 +254,7 @@ class PrivateLoader:
                 count=self._count_micro_batches(largest),
                 micro_batch_size=self._micro_batch_size,
                 padded=self._padded,
+                views=self.views,
                 device=self._source.device,
             )
 

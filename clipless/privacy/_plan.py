@@ -60,6 +60,8 @@ class Plan:
     noise: NoiseStrategy
     noise_coefficients: tuple[float, ...] | None
     parameters: tuple[ParameterPlan, ...]
+    views: int = 1
+    """How many augmented views of every example a step averages over."""
     queries: tuple[ParameterPlan, ...] = ()
     """Counts that a step releases beside its gradients, for thresholds that follow a quantile."""
     loss: str
@@ -75,6 +77,8 @@ class Plan:
         _ = self.mechanism  # checks the noise multiplier and the sampling
         if not 0.0 < self.delta < 1.0:
             raise ValueError(f"delta must lie strictly between 0 and 1, got {self.delta!r}")
+        if self.views < 1:
+            raise ValueError(f"views must be at least 1, got {self.views!r}")
 
     @property
     def mechanism(self) -> Mechanism:
@@ -87,6 +91,14 @@ class Plan:
     def expected_batch_size(self) -> float:
         """The public constant b that gradients are divided by."""
         return self.sampling.expected_batch_size
+
+    @property
+    def loss_divisor(self) -> float:
+        """What the loss of every row is divided by: b K, for K views of every example.
+
+        The K rows of one example together then weigh 1/b, as one row without augmentation does.
+        """
+        return self.expected_batch_size * self.views
 
     @property
     def sensitivities(self) -> dict[str, float]:
@@ -147,8 +159,12 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Restore what `to_dict` wrote; unknown or missing fields are refused."""
+        """Restore what `to_dict` wrote; unknown or missing fields are refused.
+
+        Plans from before there were views have one.
+        """
         expected = {field.name for field in fields(cls)}
+        data = {"views": 1, **data}
         if set(data) != expected:
             raise ValueError(f"a plan has the fields {sorted(expected)}, got {sorted(data)}")
         mechanism = Mechanism.from_dict(

@@ -32,6 +32,8 @@ class PrivacyReport:
     ledger: str | None
     seeded_noise: bool
     seeded_sampling: bool
+    notes: tuple[str, ...] = ()
+    """Further caveats, of whoever used the engine."""
 
     @property
     def caveats(self) -> tuple[str, ...]:
@@ -42,8 +44,8 @@ class PrivacyReport:
             "among several runs.",
             "The random generators are not cryptographic, and noise is drawn in floating point.",
             "Data sets and collate functions that mix examples (mixup, batch statistics, padding "
-            "to the longest of a batch) cannot be noticed, nor can values read off the private "
-            "loss, outputs or activations.",
+            "to the longest of a batch) cannot be noticed, augmentations that do so not always; "
+            "nor can values read off the private loss, outputs or activations.",
             "Gradients that are not taken through the private criterion, of the model in "
             "evaluation mode or of a copy of it, have no noise: what is done with them is not "
             "covered.",
@@ -62,7 +64,7 @@ class PrivacyReport:
             )
         if self.ledger is None:
             found.append("The ledger is kept in memory only: a new process would not know of it.")
-        return tuple(found)
+        return (*found, *self.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
@@ -75,6 +77,7 @@ class PrivacyReport:
             "seeded_noise": self.seeded_noise,
             "seeded_sampling": self.seeded_sampling,
             "caveats": list(self.caveats),
+            "notes": list(self.notes),
             "plan": self.plan.to_dict(),
         }
 
@@ -116,6 +119,8 @@ def plan_table(plan: Plan) -> Table:
         "loss": f"{plan.loss}, {plan.loss_lipschitz:.4g}-Lipschitz",
         "arithmetic slack": f"{plan.arithmetic_slack:g} (in the sensitivities)",
     }
+    if plan.views > 1:
+        rows["augmentation"] = f"{plan.views} views of every example, averaged"
     for name, value in rows.items():
         table.add_row(name, value)
     return table

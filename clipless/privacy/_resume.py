@@ -1,11 +1,13 @@
-"""Continuing a run that was saved: the same plan, and the same noise from there on."""
+"""Saving a run, and continuing it: the same plan, and the same noise from there on."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from clipless.errors import PrivacyError
+from clipless.privacy._mechanism import Mechanism
 from clipless.privacy._plan import Plan
 from clipless.privacy._session import TrainingSession
 
@@ -21,7 +23,37 @@ def require_same_plan(begun: Plan, plan: Plan) -> None:
         )
 
 
-def load_noise(session: TrainingSession, state: Mapping[str, Any]) -> None:
+def run_state(session: TrainingSession, *, run: str, first_plan: Plan) -> dict[str, Any]:
+    """Return what continues a run after its last step: see `PrivacyEngine.state_dict`."""
+    for parameter in session._trainable:
+        session.noise._generator(parameter.device)  # there before the first noise is drawn
+    return {
+        "run": run,
+        "plan": first_plan.to_dict(),
+        "noise_multiplier": session.plan.noise_multiplier,
+        "steps_taken": session.steps_taken,
+        "sampler": session.loader.state_dict(),
+        "noise": session.noise.state_dict(),
+        "seeded_noise": session.noise.seeded,
+        "spent": [(each.to_dict(), count) for each, count in session.ledger.spent_in_run()],
+    }
+
+
+def begin_run(session: TrainingSession, state: Mapping[str, Any] | None, *, replay: bool) -> str:
+    """Name the run in the ledger; take over the state of the one that it continues."""
+    run, spent = secrets.token_hex(8), None
+    if state is not None:
+        session.steps_taken = int(state["steps_taken"])
+        session.set_noise_multiplier(state["noise_multiplier"])
+    if state is not None and replay:
+        _load_noise(session, state)
+        run = str(state["run"])
+        spent = [(Mechanism.from_dict(each), int(count)) for each, count in state["spent"]]
+    session.ledger.begin_run(run, spent=spent)
+    return run
+
+
+def _load_noise(session: TrainingSession, state: Mapping[str, Any]) -> None:
     """Continue the noise of a saved run, on the devices that it was drawn on."""
     devices = {str(parameter.device) for parameter in session._trainable}
     if devices != set(state["noise"]):

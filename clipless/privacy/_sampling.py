@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 from collections.abc import Iterator
@@ -80,6 +81,11 @@ class IndexSampler:
             indices = self.draw(step=self.step)
             self.step += 1
             yield indices
+
+    def seed_for(self, purpose: str, *, step: int) -> int:
+        """Return a seed for what else is random in a step, the same whenever it is asked for."""
+        text = f"clipless/{purpose}/{self._key:032x}/{step}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
 
     def renew(self) -> None:
         """Go on from the same step with a fresh key from the operating system.

@@ -9,8 +9,7 @@ projected. Anything else is refused, or counted as if it were a step.
 from __future__ import annotations
 
 import threading
-import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,43 +21,42 @@ from clipless.bounds._structure import structure_of
 from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.losses import Loss
 from clipless.nn import ConstrainedModule, certify, project
-from clipless.nn._base import scaled_modules, set_loss_scale
-from clipless.privacy._batches import StepSample, sample_of
+from clipless.nn._base import set_loss_scale
+from clipless.privacy._batches import StepSample
 from clipless.privacy._budget import BudgetMeter
-from clipless.privacy._following import Followers, planned_queries
-from clipless.privacy._guards import ForwardCall, call_of, cut_off, public_mean, tap
+from clipless.privacy._changes import check_dtypes, check_same_model
+from clipless.privacy._following import Followers
+from clipless.privacy._gradients import Gradients
+from clipless.privacy._guards import (
+    ForwardCall,
+    call_of,
+    cut_off,
+    plain_reduction,
+    public_mean,
+    tap,
+)
 from clipless.privacy._hooks import SessionHook
 from clipless.privacy._inspection import (
     WeightSeal,
-    check_criterion,
+    check_criterion_call,
     check_global_hooks,
     check_gradient_hooks,
     check_inputs,
+    check_no_closure,
     check_optimizer,
+    check_output,
     check_precision,
     check_scaler,
     check_target,
     mark_used,
-    used_for,
+    marked_sample,
 )
 from clipless.privacy._ledger import Ledger
 from clipless.privacy._loader import PrivateLoader
 from clipless.privacy._mechanism import FullBatch
 from clipless.privacy._noise import GaussianNoise
-from clipless.privacy._plan import Plan, planned_parameters
-
-
-@dataclass
-class StepProgress:
-    """How far the present step has come."""
-
-    step: int
-    micro_batches: int
-    structure: tuple[Any, ...]
-    seen: set[int] = field(default_factory=set)
-    delivered: int = 0
-    gradients: dict[int, Tensor] = field(default_factory=dict)
-    """The summed gradients so far, without noise, by the parameter's place in the plan."""
+from clipless.privacy._plan import Plan
+from clipless.privacy._step import StepProgress, step_without_batch, warn_of_skipped
 
 
 class TrainingSession:
@@ -89,7 +87,7 @@ class TrainingSession:
         self._inside_forward = False
         self._parameters = dict(model.named_parameters())
         self._trainable = [self._parameters[p.name] for p in plan.parameters]
-        self._own_gradients: list[Tensor] = []
+        self._gradients = Gradients(self._parameters, self._trainable)
         self._delivering = threading.Lock()
         # Kept on the criterion, since another session may have changed it already.
         self._original_reduction: str = vars(criterion).setdefault(
@@ -105,14 +103,14 @@ class TrainingSession:
         self._followers: Followers | None = None
         if plan.queries:
             report = sensitivity(model, loss=criterion, input_shape=self._input_shapes)
-            self._followers = Followers(model, report, plan.expected_batch_size)
+            self._followers = Followers(model, report, plan.loss_divisor)
 
     # --- attaching and detaching -----------------------------------------------------------------
 
     def _attach(self) -> None:
         model, criterion, optimizer = self.model, self.criterion, self.optimizer
-        self._drop_gradients()  # of whatever came before
-        set_loss_scale(model, 1 / self.plan.expected_batch_size)
+        self._gradients.drop()  # of whatever came before
+        set_loss_scale(model, 1 / self.plan.loss_divisor)
         criterion.reduction = "none"
         keep = self._handles.append
         keep(model.register_forward_pre_hook(SessionHook(model, self._before_forward)))
@@ -177,25 +175,16 @@ class TrainingSession:
         self._inside_forward = False
         if output is None or not torch.is_grad_enabled() or not model.training:
             return None
-        if not isinstance(output, Tensor):
-            raise PrivacyError(
-                f"the model returned a {type(output).__name__} instead of a tensor, whose "
-                "gradients cannot be held back. Return the output for the criterion alone."
-            )
+        check_output(output)
         sample = self._sample_behind(inputs)
         call = ForwardCall(session=self, output=output, sample=sample, structure=self._structure)
         return cut_off(call)
 
     def _sample_behind(self, inputs: tuple[Any, ...]) -> StepSample:
         """Tell which sample the inputs are: by their mark, or else the one drawn last."""
-        marks = [mark for each in inputs if (mark := sample_of((each,)) or used_for(each))]
-        if any(mark is not marks[0] for mark in marks):
-            raise PrivacyError(
-                "the model was called on tensors of several batches at once. Call it on what the "
-                "private loader handed out together."
-            )
-        if marks:
-            return marks[0]
+        marked = marked_sample(inputs)
+        if marked is not None:
+            return marked
         sample = self.loader.current
         if sample is None:
             raise PrivacyError(
@@ -231,37 +220,7 @@ class TrainingSession:
     def _adopt_structure(self, structure: tuple[Any, ...]) -> None:
         """The model has changed since the plan was made: prove its bounds anew."""
         report = sensitivity(self.model, loss=self.criterion, input_shape=self._input_shapes)
-        now = dict(self.model.named_parameters())
-        if [(n, id(p)) for n, p in now.items()] != [
-            (n, id(p)) for n, p in self._parameters.items()
-        ]:
-            raise PrivacyError(
-                "parameters of the model were replaced by other tensors (a new layer, or "
-                "load_state_dict(assign=True)). Call make_private again with an optimizer for the "
-                "new ones; the ledger goes on from what is spent."
-            )
-        scale = 1 / self.plan.expected_batch_size
-        for path, module in scaled_modules(self.model):
-            if module.loss_scale != scale:
-                raise PrivacyError(
-                    f"{path}.loss_scale was changed to {module.loss_scale:g}. It is 1 over the "
-                    f"expected batch size, {scale:g}, in private training; change `norm` or "
-                    "`weight_clip` instead."
-                )
-        planned = [(p.name, p.size) for p in self.plan.parameters]
-        if [(p.name, p.size) for p in planned_parameters(report)] != planned:
-            raise PrivacyError(
-                "the trainable parameters of the model are no longer those of the plan: layers "
-                "were added, removed, frozen or unfrozen. Call make_private again; the ledger "
-                "goes on from what is spent."
-            )
-        if planned_queries(self.model, report) != self.plan.queries:
-            raise PrivacyError(
-                "layers whose threshold follows a quantile were added or removed. Call "
-                "make_private again; the ledger goes on from what is spent."
-            )
-        if any(p.dtype != self._trainable[0].dtype for p in self._trainable):
-            raise PrivacyError("parameters changed their dtype. Call make_private again.")
+        check_same_model(self.model, report, self.plan, self._parameters, self._trainable)
         self.plan = self.plan.with_bounds(report)
         self._deviations = list(self.plan.noise_deviations.values())
         self._structure = structure
@@ -269,12 +228,7 @@ class TrainingSession:
     def _check_weights(self) -> None:
         """Certify the weights again if somebody has edited or loaded them."""
         if self._projection and self._seal.broken():
-            dtypes = {p.dtype for p in self._trainable}
-            if dtypes - {torch.float32, torch.float64} or len(dtypes) > 1:
-                raise PrivacyError(
-                    f"parameters were converted to {', '.join(map(str, dtypes))}. The slack in "
-                    "the sensitivities covers float32: convert them back, and call make_private."
-                )
+            check_dtypes(self._trainable)
             certify(self.model)
             self._seal.renew()
 
@@ -283,14 +237,7 @@ class TrainingSession:
     def _before_criterion(self, criterion: Any, arguments: Any) -> Any:
         if not torch.is_grad_enabled():
             return None
-        if len(arguments) != 2:
-            raise PrivacyError("call the private criterion as criterion(output, target)")
-        if criterion.reduction != "none":
-            raise PrivacyError(
-                "the criterion's reduction was changed. In private training it sums over examples "
-                "and divides by the public batch size: leave it alone."
-            )
-        check_criterion(criterion)
+        check_criterion_call(criterion, arguments)
         call = call_of(arguments[0])
         if call is not None and call.session is not self and call.session.criterion is criterion:
             return None  # the output of another private model, which has a session of its own
@@ -309,7 +256,7 @@ class TrainingSession:
     def _after_criterion(self, criterion: Any, arguments: Any, losses: Tensor) -> Tensor:
         call = call_of(arguments[0]) if torch.is_grad_enabled() else None
         if call is None and losses.ndim:
-            return _reduce(losses, self._original_reduction)
+            return plain_reduction(losses, self._original_reduction)
         if call is None or call.session is not self:
             return losses
         assert self._progress is not None
@@ -320,7 +267,7 @@ class TrainingSession:
 
     def _admit(self, call: ForwardCall) -> None:
         """Check that this pass is the next micro-batch of the present step."""
-        sample, rows = call.sample, call.output.shape[0]
+        sample = call.sample
         if sample.step <= self._last_step:
             raise PrivacyError(
                 "no new batch was drawn from the private loader since the last step, or an old "
@@ -334,19 +281,8 @@ class TrainingSession:
             )
         if self._progress is None or sample.step != self._progress.step:
             self._begin_step(sample)
-        progress = self._progress
-        assert progress is not None
-        if sample.micro_batch in progress.seen or call.through_criterion:
-            raise PrivacyError(
-                "this batch went through the criterion before. Every sampled example may "
-                "contribute once to a step: draw the next batch from the private loader."
-            )
-        if rows != sample.rows:
-            raise PrivacyError(
-                f"the batch drawn from the private loader has {sample.rows} rows, but "
-                f"{rows} went through the model. Feed it whole and once: dropping, "
-                "repeating or splitting examples changes what was sampled."
-            )
+        assert self._progress is not None
+        self._progress.check_next(call)
 
     def _begin_step(self, sample: StepSample) -> None:
         self._count_skipped(sample.step - self._last_step - 1)
@@ -359,12 +295,7 @@ class TrainingSession:
         """Steps that were drawn and never taken cost what they would have cost."""
         if count <= 0:
             return
-        warnings.warn(
-            f"{count} drawn batch(es) did not lead to a step of the optimizer. They are counted "
-            "all the same, since skipping may depend on the data; their gradients are discarded. "
-            "For several backward passes a step, use micro_batch_size.",
-            stacklevel=2,
-        )
+        warn_of_skipped(count)
         for _ in range(count):
             allowed = self._require_budget()
             self.ledger.spend(self.plan.mechanism, label="skipped step", limit=allowed)
@@ -392,55 +323,22 @@ class TrainingSession:
                 "the backward passes of a step one after the other."
             )
         try:
-            self._check_no_gradients()
-            self._drop_gradients()
-            torch.autograd.backward(call.output, cotangents, inputs=self._trainable)
-            for index, parameter in enumerate(self._trainable):
-                if parameter.grad is None:
-                    continue
-                known = progress.gradients.get(index)
-                gradient = parameter.grad if known is None else known.add_(parameter.grad)
-                progress.gradients[index] = gradient
+            self._gradients.check_own()
+            self._gradients.add_backward(call.output, cotangents, progress.gradients)
             progress.delivered += 1
-        finally:  # also if it was interrupted, nobody gets to see gradients without noise
-            self._drop_gradients()
+        finally:
             call.output = call.output.detach()  # the graph behind it has done its work
             self._delivering.release()
         if self.allows_scaling:  # a scaler wants to see gradients; it may have these
-            for parameter in self._trainable:
-                parameter.grad = torch.zeros_like(parameter)
-            self._remember_gradients()
-
-    def _drop_gradients(self) -> None:
-        for parameter in self._parameters.values():
-            parameter.grad = None
-
-    def _remember_gradients(self) -> None:
-        self._own_gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-
-    def _check_no_gradients(self) -> None:
-        """All gradients there are were put there by this session."""
-        own = set(map(id, self._own_gradients))
-        if any(p.grad is not None and id(p.grad) not in own for p in self._parameters.values()):
-            self._drop_gradients()
-            raise PrivacyError(
-                "a parameter has a gradient that did not come through the private criterion: "
-                "another loss was differentiated, or `grad` was assigned. It was discarded. Only "
-                "the private loss may be differentiated, and gradients cannot be edited."
-            )
+            self._gradients.put([torch.zeros_like(parameter) for parameter in self._trainable])
 
     # --- the optimizer step ----------------------------------------------------------------------
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        closure = kwargs.get("closure") if len(args) < 2 else args[1]
-        if closure is not None:
-            raise PrivacyError(
-                "the optimizer was given a closure, which may evaluate the gradient any number of "
-                "times in one step. Use an optimizer that steps on the gradients it finds."
-            )
+        check_no_closure(args, kwargs)
         progress = self._check_complete()
         check_optimizer(self.optimizer, self._parameters)
-        self._check_no_gradients()
+        self._gradients.check_own()
         if structure_of(self.model, numbers=True) != progress.structure:
             raise PrivacyError(
                 "the model was changed between its forward pass and the optimizer's step; the "
@@ -458,30 +356,11 @@ class TrainingSession:
 
     def _check_complete(self) -> StepProgress:
         progress = self._progress
-        if progress is None and not self.model.training:
-            self._drop_gradients()
-            raise PrivacyError(
-                "the optimizer was asked to step while the model is in evaluation mode, in which "
-                "losses do not count and gradients have no noise; they were discarded. Call "
-                "model.train() before the model, the criterion and backward."
-            )
         if progress is None:
-            raise PrivacyError(
-                "the optimizer was asked to step without a batch: draw one from the private "
-                "loader, then call the model, the criterion and backward, once each."
-            )
-        missing = progress.micro_batches - len(progress.seen)
-        if missing:
-            raise PrivacyError(
-                f"{missing} of the {progress.micro_batches} micro-batches of this step have not "
-                "gone through the criterion. Step once for every sample, after its last "
-                "micro-batch (loader.current.is_last)."
-            )
-        if progress.delivered != progress.micro_batches:
-            raise PrivacyError(
-                f"backward was called for {progress.delivered} of the {progress.micro_batches} "
-                "batches of this step. Call backward on every private loss, once."
-            )
+            if not self.model.training:
+                self._gradients.drop()
+            raise step_without_batch(training=self.model.training)
+        progress.check_complete()
         return progress
 
     def _require_budget(self) -> int | None:
@@ -505,10 +384,7 @@ class TrainingSession:
         self.noise.add_([*gradients, *counts], self._deviations)
         if followers is not None:
             followers.move(counts)
-        self._drop_gradients()
-        for parameter, gradient in zip(self._trainable, gradients, strict=True):
-            parameter.grad = gradient
-        self._remember_gradients()
+        self._gradients.put(gradients)
         self._progress = None
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -517,10 +393,3 @@ class TrainingSession:
         self._seal.renew()
         self._inside_forward = False
         self.steps_taken += 1
-
-
-def _reduce(losses: Tensor, reduction: str) -> Tensor:
-    """The ordinary reduction, for evaluation."""
-    if reduction == "none":
-        return losses
-    return losses.sum() / (max(losses.shape[0], 1) if reduction == "mean" else 1)

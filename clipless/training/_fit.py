@@ -111,6 +111,7 @@ class Fit:
             scheduler=trainer._schedule_name,
             average=trainer.average,
             micro_batch_size=trainer._micro_batch_size,
+            augmentation=trainer._augmentation_name,
         )
         saved = None if folder is None else folder.saved(description, resume=trainer._resume)
         replay = replay and (saved is None or self._can_replay(saved))

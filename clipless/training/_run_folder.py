@@ -115,6 +115,7 @@ def describe(
     scheduler: str,
     average: WeightAverage | None,
     micro_batch_size: int | None,
+    augmentation: str | None,
 ) -> dict[str, Any]:
     """Return what a run folder belongs to, besides its plan, as plain data."""
     averaging = None if average is None else f"decay {average.decay:g} from {average.start}"
@@ -130,6 +131,7 @@ def describe(
             "scheduler": scheduler,
             "average": averaging,
             "micro_batch_size": micro_batch_size,
+            "augmentation": augmentation,
         },
     }
 

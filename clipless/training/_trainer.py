@@ -17,11 +17,12 @@ from torch.utils.data import DataLoader
 from clipless.bounds import clip_products
 from clipless.bounds._sensitivity import Shape
 from clipless.losses import Loss
-from clipless.privacy import PrivacyEngine, PrivacyReport, PrivateLoader, Relation
+from clipless.privacy import Ledger, PrivacyEngine, PrivacyReport, PrivateLoader, Relation
 from clipless.privacy._choices import SamplingName, example_shape
 from clipless.privacy._history import Accountant
 from clipless.privacy._mechanism import Sampling
 from clipless.privacy._noise import NoiseStrategy
+from clipless.privacy._views import Augment
 from clipless.training._averaging import WeightAverage
 from clipless.training._callbacks import Callback
 from clipless.training._data import evaluation_batches, inputs_of, training_loader
@@ -71,10 +72,14 @@ class Trainer:
             to a `WeightAverage`.
         product_clip: clip weight gradients at this fraction of their bound (`clip_products`),
             which lowers the noise by it.
+        augment, views: train on augmented views of each example, `views` of them in every step;
+            their gradients are averaged, at no cost in privacy.
         noise, noise_coefficients, sampling, relation, micro_batch_size, pad, input_shape: see
-            `PrivacyEngine.make_private`.
+            `PrivacyEngine.make_private`, also on `augment` and `views`.
         accountant: `"pld"` or `"rdp"`.
         run_dir: the folder of the run: plan, ledger, checkpoints, metrics.
+        ledger: goes on with this one, in which other releases from the same data are already
+            counted; without `run_dir` only, which has its own.
         resume: go on with a run that is in `run_dir`; `False` refuses to.
         checkpoint_every: steps between checkpoints; by default one for every epoch.
         keep_checkpoints: how many are kept.
@@ -120,9 +125,12 @@ class Trainer:
         relation: Relation | str | None = None,
         micro_batch_size: int | None = None,
         pad: bool = False,
+        augment: Augment | None = None,
+        views: int | None = None,
         input_shape: Shape | None = None,
         accountant: Accountant = "pld",
         run_dir: str | os.PathLike[str] | None = None,
+        ledger: Ledger | None = None,
         resume: bool = True,
         checkpoint_every: int | None = None,
         keep_checkpoints: int = 2,
@@ -138,6 +146,8 @@ class Trainer:
         self._product_clip = product_clip
         if checkpoint_every is not None and checkpoint_every < 1:
             raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}")
+        if ledger is not None and run_dir is not None:
+            raise ValueError("give either a ledger or run_dir, which keeps its own")
         if not (scheduler in ("cosine", None) or callable(scheduler)):
             raise ValueError(f"scheduler must be 'cosine', None or a function, got {scheduler!r}")
         place = device if device is not None else next(model.parameters()).device
@@ -149,7 +159,7 @@ class Trainer:
         self.average: WeightAverage | None = None
         self.callbacks = tuple(callbacks)
         self.run_dir = None if run_dir is None else Path(run_dir)
-        self.engine = PrivacyEngine(accountant=accountant, seed=seed)
+        self.engine = PrivacyEngine(ledger=ledger, accountant=accountant, seed=seed)
         self.step = 0
         """How many steps the run has taken."""
         self.steps = 0
@@ -172,6 +182,8 @@ class Trainer:
             "relation": relation,
             "micro_batch_size": micro_batch_size,
             "pad": pad,
+            "augment": augment,
+            "views": views,
             "input_shape": input_shape,
         }
         self._optimizer_at_first = copy.deepcopy(self.optimizer.state_dict())
@@ -299,8 +311,17 @@ class Trainer:
 
     @property
     def _schedule_name(self) -> str:
-        make = self._make_scheduler
-        return getattr(make, "__qualname__", type(make).__name__) if callable(make) else str(make)
+        return _name(self._make_scheduler)
+
+    @property
+    def _augmentation_name(self) -> str | None:
+        augment = self._options["augment"]
+        return None if augment is None else _name(augment)
+
+
+def _name(given: object) -> str:
+    """A name that is the same in every process."""
+    return getattr(given, "__qualname__", type(given).__name__) if callable(given) else str(given)
 
 
 def _optimizer(

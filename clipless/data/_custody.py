@@ -1,0 +1,187 @@
+"""Custody of private rows: the one place through which anything is learned about them.
+
+Whoever holds a `PrivateRows` cannot read it. It answers with noisy sums and noisy counts, each of
+which is in the ledger before its noise is drawn, and it hands its rows over to private training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from clipless._arguments import positive
+from clipless.errors import PrivacyError
+from clipless.privacy import FullBatch, Ledger, Mechanism
+from clipless.privacy._noise import GaussianNoise
+
+RowFunction = Callable[..., Tensor]
+
+_CHUNK = 65_536
+_WITNESSES = 4
+# Sums are taken in float64, whose rounding moves a norm by far less than this.
+_SLACK = 1 + 1e-9
+
+
+class PrivateRows:
+    """Rows of private numbers, which answer only with noise and only if it is paid for.
+
+    Guarantee: every value that leaves through `noisy_sum` or `noisy_counts` is a Gaussian
+    mechanism on all rows, whose noise multiplier is in `ledger` before the noise is drawn. Nothing
+    else leaves: indexing, iterating, converting to an array or to text is refused. `len` is public,
+    and so are the shapes.
+
+    `map_rows` returns the rows under a function of single rows; `hand_over` gives them to the
+    private loader of training, whose steps the engine accounts for in the same ledger.
+
+    Args:
+        columns: tensors of the same length; a row is one entry of each.
+        ledger: where every answer is written down.
+        seed: makes the noise reproducible, for experiments; None takes the system's randomness.
+
+    Example:
+        >>> from clipless.privacy import Ledger, Relation
+        >>> ledger = Ledger.in_memory(dataset_size=1000, relation=Relation.ADD_REMOVE)
+        >>> rows = PrivateRows(torch.full((1000, 1), 3.0), ledger=ledger, seed=0)
+        >>> total = rows.noisy_sum(lambda x: x, bound=2.0, noise_multiplier=5.0, label="clipped")
+        >>> 1900 < total.item() < 2100, ledger.releases
+        (True, 1)
+    """
+
+    __slots__ = ("__columns", "__ledger", "__noise")
+
+    def __init__(self, *columns: Tensor, ledger: Ledger, seed: int | None = None) -> None:
+        if not columns or any(len(each) != len(columns[0]) for each in columns):
+            raise ValueError("private rows are one or more tensors of the same length")
+        if len(columns[0]) != ledger.dataset_size:
+            raise PrivacyError(
+                f"the ledger is kept for {ledger.dataset_size} examples, but there are "
+                f"{len(columns[0])} rows. Use one ledger for each data set."
+            )
+        self.__columns = columns
+        self.__ledger = ledger
+        self.__noise = GaussianNoise(seed=seed)
+
+    def __len__(self) -> int:
+        return len(self.__columns[0])
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of a row's entries: public."""
+        return tuple(tuple(each.shape[1:]) for each in self.__columns)
+
+    def noisy_sum(
+        self, contribution: RowFunction, *, bound: float, noise_multiplier: float, label: str
+    ) -> Tensor:
+        """Return the sum of `contribution` over all rows, plus noise, in float64.
+
+        `contribution` maps the columns of some rows, (n, ...) each, to (n, k); a row's part is
+        clipped to norm `bound`, and counts as nothing where it is not finite. The noise of every
+        entry has standard deviation `noise_multiplier * bound`.
+        """
+        limit = positive("bound", bound)
+        self._check_apart(contribution)
+        total: Tensor | None = None
+        for chunk in self._chunks():
+            parts = contribution(*chunk).to(torch.float64).flatten(1)
+            parts = torch.nan_to_num(parts, nan=0.0, posinf=0.0, neginf=0.0)
+            norms = torch.linalg.vector_norm(parts, dim=1, keepdim=True)
+            parts = parts * (limit / norms.clamp(min=limit))
+            total = parts.sum(dim=0) if total is None else total + parts.sum(dim=0)
+        assert total is not None
+        return self._release(total, limit, noise_multiplier, label)
+
+    def noisy_counts(
+        self, bins_of: RowFunction, *, bins: Sequence[int], noise_multiplier: float, label: str
+    ) -> list[Tensor]:
+        """Return how many rows fall into each bin of several histograms, plus noise.
+
+        `bins_of` maps the columns of some rows to (n, len(bins)) bin numbers, one for each
+        histogram; a number outside `range(bins[j])` is counted nowhere. One row moves one count of
+        each histogram: the joint sensitivity is `sqrt(len(bins))`.
+        """
+        sizes = torch.tensor(list(bins))
+        offsets = torch.cumsum(sizes, 0) - sizes
+        width = int(sizes.sum())
+        self._check_apart(bins_of)
+        total = torch.zeros(width, dtype=torch.float64)
+        for chunk in self._chunks():
+            numbers = bins_of(*chunk).cpu()
+            if numbers.shape != (len(chunk[0]), len(bins)):
+                raise ValueError(
+                    f"bins_of returned shape {tuple(numbers.shape)} for {len(chunk[0])} rows and "
+                    f"{len(bins)} histograms"
+                )
+            valid = (numbers >= 0) & (numbers < sizes)
+            total += torch.bincount((numbers + offsets)[valid], minlength=width)
+        noisy = self._release(total, math.sqrt(len(bins)), noise_multiplier, label)
+        return list(noisy.split(list(bins)))
+
+    def map_rows(self, function: Callable[..., tuple[Tensor, ...]]) -> PrivateRows:
+        """Return the rows under a function of each row alone, in the same custody."""
+        self._check_apart(function)
+        parts = [function(*chunk) for chunk in self._chunks()]
+        mapped = PrivateRows.__new__(PrivateRows)
+        mapped.__columns = tuple(torch.cat(pieces) for pieces in zip(*parts, strict=True))
+        if any(len(each) != len(self) for each in mapped.__columns):
+            raise ValueError("a function of rows must return one row for each row")
+        mapped.__ledger, mapped.__noise = self.__ledger, self.__noise
+        return mapped
+
+    def hand_over(self) -> TensorDataset:
+        """Return the rows for private training: for `Trainer.fit` or a `PrivacyEngine` only."""
+        return TensorDataset(*self.__columns)
+
+    def _release(
+        self, value: Tensor, sensitivity: float, noise_multiplier: float, label: str
+    ) -> Tensor:
+        """The only exit: write the ledger, then add noise."""
+        multiplier = positive("noise_multiplier", noise_multiplier)
+        sampling = FullBatch(dataset_size=len(self))
+        mechanism = Mechanism(
+            noise_multiplier=multiplier, sampling=sampling, relation=self.__ledger.relation
+        )
+        self.__ledger.record(mechanism, label=label)
+        value = value.clone()
+        self.__noise.add_([value], [multiplier * sensitivity * _SLACK])
+        return value
+
+    def _chunks(self) -> Iterator[tuple[Tensor, ...]]:
+        for start in range(0, max(len(self), 1), _CHUNK):
+            yield tuple(each[start : start + _CHUNK] for each in self.__columns)
+
+    def _check_apart(self, function: Callable[..., Any]) -> None:
+        """A row's part must not depend on the rows around it: try it among other rows."""
+        few = tuple(each[:_WITNESSES] for each in self.__columns)
+        others = [
+            torch.cat([each, torch.randint_like(each, 0, 2) if not each.is_floating_point()
+                       else torch.rand_like(each)])
+            for each in few
+        ]  # fmt: skip
+        count = len(few[0])
+        alone, among = function(*few), function(*others)
+        pairs = [(alone, among)] if isinstance(alone, Tensor) else list(
+            zip(alone, among, strict=True)
+        )  # fmt: skip
+        for one, other in pairs:
+            if not torch.allclose(one, other[:count], rtol=1e-4, atol=1e-7, equal_nan=True):
+                raise PrivacyError(
+                    "a function of private rows gave another result for the same row among other "
+                    "rows. A statistic of several rows must come from noisy_sum or noisy_counts, "
+                    "which pay for it."
+                )
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise PrivacyError(
+            "private rows cannot be read: a statistic taken from them by hand is paid for by "
+            "nobody. Use noisy_sum or noisy_counts, which write the ledger."
+        )
+
+    __array__ = __getitem__ = __iter__ = __reduce_ex__ = __getattr__ = _refuse
+
+    def __repr__(self) -> str:
+        return f"PrivateRows({len(self)} rows, shapes {list(self.shapes)})"

@@ -1,0 +1,11 @@
+"""What goes wrong with files of data."""
+
+from clipless.errors import CliplessError
+
+
+class DataFileError(CliplessError, ValueError):
+    """A file is corrupt, truncated, or not what its name says. It is named."""
+
+
+class DataNotFoundError(CliplessError, FileNotFoundError):
+    """Files are not where they were looked for, and could not be downloaded."""

@@ -1,0 +1,153 @@
+"""Scaling of table columns by private statistics: three noisy queries, however many columns.
+
+Every query has L2 sensitivity `sqrt(d)` for d columns and the same noise multiplier:
+
+1. a histogram of |x| on octaves for every column (of hashed categories for categorical ones). Bins
+   that noise alone may have filled are dropped; the reach S is the upper edge at the 95% quantile;
+2. the mean of x, clipped to [-S, S];
+3. the mean of |x - mean|, clipped to 2 S: 1.25 times it is the spread, which is the standard
+   deviation of a Gaussian column. It is kept above the error that the noise may have made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clipless.data._custody import PrivateRows, RowFunction
+
+_LOWEST, _HIGHEST = -20, 40  # octaves: 2^-20 to 2^40
+_OCTAVES = _HIGHEST - _LOWEST + 1
+_QUANTILE = 0.95
+_MISSING = _OCTAVES  # the last bin
+_GAUSSIAN = 1.25  # sqrt(pi / 2): standard deviation over mean deviation
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What the queries found: all of it noisy, none of it private any more.
+
+    `center`, `spread` and `missing` (the fraction of missing values) have an entry for each numeric
+    column; `categories` has, for each categorical column, the fractions of rows in each hash bucket
+    (missing values in the last one). `resolution` is the standard deviation of the noise in a
+    fraction.
+    """
+
+    center: Tensor
+    spread: Tensor
+    missing: Tensor
+    categories: tuple[Tensor, ...]
+    resolution: float
+
+
+def query_noise(*, rows: int, columns: int, epsilon: float) -> float:
+    """Return the noise multiplier of each of the three queries: a rule of public numbers.
+
+    Counts of N rows then have errors of at most about a percent of N, as far as a small part of
+    the budget buys that: `clip(0.01 N / sqrt(d), 12, 50) / epsilon`.
+    """
+    wanted = 0.01 * rows / math.sqrt(max(columns, 1))
+    return min(max(wanted, 12.0), 50.0) / epsilon
+
+
+def fit_scaling(
+    rows: PrivateRows,
+    *,
+    numbers: RowFunction,
+    numeric: int,
+    codes: RowFunction | None = None,
+    buckets: Sequence[int] = (),
+    noise_multiplier: float,
+) -> Scaling:
+    """Estimate centre and spread of columns privately; three releases, written to the ledger.
+
+    Args:
+        rows: the private rows.
+        numbers: maps the columns of `rows` to (n, `numeric`) numbers, NaN where missing.
+        numeric: how many numeric columns there are; with none, the second and third query fall
+            away.
+        codes: maps them to (n, len(buckets)) bucket numbers of categorical columns.
+        buckets: how many buckets each categorical column has.
+        noise_multiplier: of each query; `query_noise` has a rule.
+
+    Example:
+        >>> from clipless.privacy import Ledger, Relation
+        >>> ledger = Ledger.in_memory(dataset_size=5000, relation=Relation.ADD_REMOVE)
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> x = 7 + 2 * torch.randn(5000, 1, generator=generator)
+        >>> rows = PrivateRows(x, ledger=ledger, seed=0)
+        >>> found = fit_scaling(rows, numbers=lambda x: x, numeric=1, noise_multiplier=10.0)
+        >>> round(found.center.item()), round(found.spread.item()), ledger.releases
+        (7, 2, 3)
+    """
+    count, columns = len(rows), numeric + len(buckets)
+
+    def bins_of(*row: Tensor) -> Tensor:
+        parts = [_octaves(numbers(*row))] if numeric else []
+        return torch.cat([*parts, *([codes(*row)] if codes is not None and buckets else [])], 1)
+
+    histograms = rows.noisy_counts(
+        bins_of,
+        bins=[_OCTAVES + 1] * numeric + list(buckets),
+        noise_multiplier=noise_multiplier,
+        label="column histograms",
+    )
+    deviation = noise_multiplier * math.sqrt(columns)
+    resolution = deviation / count
+    categories = tuple((each / count).clamp(min=0) for each in histograms[numeric:])
+    if not numeric:
+        nothing = torch.zeros(0, dtype=torch.float64)
+        return Scaling(nothing, nothing, nothing, categories, resolution)
+    octaves = torch.stack(histograms[:numeric])
+    missing = (octaves[:, _MISSING] / count).clamp(0, 1)
+    reach = _reach(octaves[:, :_OCTAVES], deviation)
+    # Sums are divided by the rows that have a value, which are few only if that is plain.
+    present = ((1 - missing) * count).clamp(min=max(2 * deviation, 1.0))
+
+    def mean_part(*row: Tensor) -> Tensor:
+        x = torch.nan_to_num(numbers(*row).double(), nan=0.0)
+        return (x / reach).clamp(-1, 1)
+
+    bound = math.sqrt(numeric)
+    sums = rows.noisy_sum(
+        mean_part, bound=bound, noise_multiplier=noise_multiplier, label="column means"
+    )
+    center = (sums / present).clamp(-1, 1) * reach
+
+    def deviation_part(*row: Tensor) -> Tensor:
+        x = numbers(*row).double()
+        return torch.nan_to_num(((x - center).abs() / (2 * reach)).clamp(max=1), nan=0.0)
+
+    sums = rows.noisy_sum(
+        deviation_part, bound=bound, noise_multiplier=noise_multiplier, label="column spreads"
+    )
+    error = noise_multiplier * bound / present
+    spread = _GAUSSIAN * 2 * reach * torch.maximum(sums / present, error).clamp(max=1)
+    return Scaling(center, spread, missing, categories, resolution)
+
+
+def _octaves(x: Tensor) -> Tensor:
+    """The bin of every number: i for |x| up to 2^(lowest + i), the last one for NaN."""
+    exponent = torch.frexp(x.double().abs())[1]  # |x| in [2^(e-1), 2^e)
+    # frexp gives 0 for zeros and infinities.
+    exponent = torch.where(x == 0, _LOWEST, exponent)
+    exponent = torch.where(x.isinf(), _HIGHEST, exponent)
+    bins = (exponent.clamp(_LOWEST, _HIGHEST) - _LOWEST).long()
+    return torch.where(x.isnan(), _MISSING, bins)
+
+
+def _reach(octaves: Tensor, deviation: float) -> Tensor:
+    """The upper edge of the octave at the 95% quantile of each column, (d,)."""
+    # Below this, a bin may be noise: of some sixty empty bins, the fullest is seldom above it.
+    floor = deviation * math.sqrt(2 * math.log(2 * _OCTAVES))
+    counts = torch.where(octaves > floor, octaves, 0.0)
+    empty = counts.sum(dim=1) == 0
+    fullest = octaves.argmax(dim=1)
+    counts[empty, fullest[empty]] = 1.0
+    below = counts.cumsum(dim=1) / counts.sum(dim=1, keepdim=True)
+    first = (below >= _QUANTILE).double().argmax(dim=1)
+    return torch.exp2((first + _LOWEST).double())

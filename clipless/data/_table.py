@@ -1,0 +1,106 @@
+"""Tables of people's data: CSV and parquet files, through pandas."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+from clipless.data._errors import DataFileError, DataNotFoundError
+
+_PARQUET = (".parquet", ".pq")
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+
+
+def read_table(
+    path: str | os.PathLike[str], *, target: str, separator: str | None = None
+) -> tuple[Any, Any]:
+    """Read a table and take one column as the target: a pandas DataFrame and a pandas Series.
+
+    `.csv`, `.tsv` (either may end in `.gz`) and `.parquet` files are known by their endings;
+    `separator` is for text files that use another one. Column types are pandas' own guess, made
+    from the values: they are part of what you treat as public. Nothing is dropped or filled in.
+
+    Raises:
+        DataNotFoundError: there is no such file.
+        DataFileError: it cannot be read, is empty, has a column twice, or has no such target.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "people.csv"
+        >>> _ = path.write_text("age,job,income\\n41,baker,1\\n27,,0\\n")
+        >>> features, target = read_table(path, target="income")
+        >>> list(features.columns), target.tolist()
+        (['age', 'job'], [1, 0])
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataNotFoundError(f"there is no file {path}")
+    ending = Path(path.name.removesuffix(".gz")).suffix.lower()
+    if ending in _PARQUET:
+        if separator is not None:
+            raise ValueError("a parquet file has no separator")
+        table = _parquet(path)
+    elif ending in _SEPARATORS:
+        table = _text(path, separator or _SEPARATORS[ending])
+    else:
+        raise DataFileError(
+            f"{path}: the name must end in .csv, .tsv (or .gz after it) or .parquet"
+        )
+    _check(table, path, target)
+    return table.drop(columns=target), table[target]
+
+
+def _pandas() -> Any:
+    try:
+        return importlib.import_module("pandas")
+    except ImportError as error:
+        raise ImportError("tables need pandas: pip install pandas") from error
+
+
+def _parquet(path: Path) -> Any:
+    pandas = _pandas()
+    try:
+        return pandas.read_parquet(path)
+    except ImportError as error:
+        raise ImportError(f"{path}: parquet files need pyarrow: pip install pyarrow") from error
+    except Exception as error:  # pyarrow has errors of its own
+        raise DataFileError(f"{path} is not a readable parquet file: {error}") from error
+
+
+def _text(path: Path, separator: str) -> Any:
+    pandas = _pandas()
+    try:
+        # pandas renames a column that comes twice, and a copy of the target would be a feature.
+        header = pandas.read_csv(path, sep=separator, header=None, nrows=1, dtype=str)
+        names = header.iloc[0].dropna().tolist()
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataFileError(f"{path} has columns twice: {', '.join(twice)}")
+        return pandas.read_csv(path, sep=separator, low_memory=False)
+    except pandas.errors.EmptyDataError as error:
+        raise DataFileError(f"{path} is empty") from error
+    except DataFileError:
+        raise
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        raise DataFileError(f"{path} is not a readable text table: {error}") from error
+
+
+def _check(table: Any, path: Path, target: str) -> None:
+    columns = [str(column) for column in table.columns]
+    if target not in table.columns:
+        near = difflib.get_close_matches(target, columns, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        if len(columns) == 1:
+            hint = " There is a single column: is the separator right?"
+        shown = ", ".join(columns[:20]) + (", ..." if len(columns) > 20 else "")
+        raise DataFileError(f"{path} has no column {target!r}.{hint} It has {shown}.")
+    if not table.columns.is_unique:
+        raise DataFileError(f"{path} has columns of the same name: {', '.join(columns)}")
+    if len(columns) == 1:
+        raise DataFileError(f"{path} has no column besides the target {target!r}")
+    if len(table) == 0:
+        raise DataFileError(f"{path} has columns, but no rows")
