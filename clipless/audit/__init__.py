@@ -1,5 +1,50 @@
-"""Attacks on what this library claims: for now, on its own sensitivity bounds."""
+"""Attacks on what this library claims: on its bounds, on epsilon, and on trained models."""
 
 from clipless.audit._attack import AttackResult, attack_bounds, class_labels, gaussian_targets
+from clipless.audit._canaries import draw_coins, insert_canaries, orthogonal_canaries
+from clipless.audit._membership import membership_inference
+from clipless.audit._membership_result import AttackOutcome, LowRate, MembershipResult
+from clipless.audit._one_run import (
+    default_guesses,
+    one_run_audit,
+    one_run_lower_bound,
+    one_run_p_value,
+)
+from clipless.audit._repeated import audit_repeated_training, distinguishing_audit
+from clipless.audit._result import AuditResult, OneRunResult, RepeatedResult
+from clipless.audit._statistics import Estimate
+from clipless.audit._tightness import tightness
+from clipless.audit._tightness_callback import TightnessCallback
+from clipless.audit._tightness_result import ParameterTightness, Tightness
+from clipless.audit._training import audit_training
+from clipless.audit._watch import ReleaseScores
 
-__all__ = ["attack_bounds", "AttackResult", "class_labels", "gaussian_targets"]
+__all__ = [
+    "attack_bounds",
+    "AttackResult",
+    "class_labels",
+    "gaussian_targets",
+    "tightness",
+    "Tightness",
+    "ParameterTightness",
+    "TightnessCallback",
+    "audit_training",
+    "audit_repeated_training",
+    "AuditResult",
+    "OneRunResult",
+    "RepeatedResult",
+    "one_run_audit",
+    "one_run_lower_bound",
+    "one_run_p_value",
+    "default_guesses",
+    "distinguishing_audit",
+    "orthogonal_canaries",
+    "draw_coins",
+    "insert_canaries",
+    "ReleaseScores",
+    "membership_inference",
+    "MembershipResult",
+    "AttackOutcome",
+    "LowRate",
+    "Estimate",
+]
