@@ -2,7 +2,7 @@
 
 from clipless.nn._activation import Absolute, FullSort, GroupSort, Householder, MaxMin
 from clipless.nn._adaptive import FollowQuantile
-from clipless.nn._base import ConstrainedModule, certify, project
+from clipless.nn._base import ConstrainedModule, certify, prepare_projection, project
 from clipless.nn._conv import SpectralConv1d, SpectralConv2d
 from clipless.nn._embedding import Embedding
 from clipless.nn._export import to_torch
@@ -20,7 +20,10 @@ from clipless.nn._pooling import (
     ScaledL2NormPool1d,
     ScaledL2NormPool2d,
 )
+from clipless.nn._projection import Projection
 from clipless.nn._residual import Residual
+from clipless.nn._scattering import Scattering2d
+from clipless.nn._standardize import ChannelStandardize, GroupNormalize
 
 __all__ = [
     "SpectralLinear",
@@ -43,12 +46,17 @@ __all__ = [
     "ScaledGlobalL2NormPool2d",
     "LayerCentering",
     "BallProjection",
+    "GroupNormalize",
+    "ChannelStandardize",
+    "Scattering2d",
     "BoundedInput",
     "ClipGradient",
     "FollowQuantile",
     "Residual",
     "ConstrainedModule",
     "project",
+    "prepare_projection",
+    "Projection",
     "certify",
     "to_torch",
 ]
