@@ -25,13 +25,10 @@ def machine() -> dict[str, Any]:
     return found
 
 
-def save(name: str, results: Any, *, notes: str = "") -> Path:
-    """Write `results/<name>.json`."""
+def about(notes: str) -> dict[str, Any]:
     import clipless
 
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    record = {
+    return {
         "command": " ".join(["python", *sys.argv]),
         "date": date.today().isoformat(),
         "machine": machine(),
@@ -41,7 +38,22 @@ def save(name: str, results: Any, *, notes: str = "") -> Path:
             "python": platform.python_version(),
         },
         "notes": notes,
-        "results": results,
     }
-    path.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def save(name: str, results: Any, *, notes: str = "") -> Path:
+    """Write `results/<name>.json`: the results and what is behind them."""
+    return _write(name, {**about(notes), "results": results})
+
+
+def save_rows(name: str, rows: list[dict[str, Any]], *, notes: str = "") -> Path:
+    """Write `results/<name>.json`, a plain list, and `<name>.about.json`, what is behind it."""
+    _write(f"{name}.about", about(notes))
+    return _write(name, rows)
+
+
+def _write(name: str, content: Any) -> Path:
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(content, indent=2) + "\n")
     return path

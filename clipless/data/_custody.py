@@ -157,18 +157,20 @@ class PrivateRows:
     def _check_apart(self, function: Callable[..., Any]) -> None:
         """A row's part must not depend on the rows around it: try it among other rows."""
         few = tuple(each[:_WITNESSES] for each in self.__columns)
-        others = [
-            torch.cat([each, torch.randint_like(each, 0, 2) if not each.is_floating_point()
-                       else torch.rand_like(each)])
-            for each in few
-        ]  # fmt: skip
         count = len(few[0])
-        alone, among = function(*few), function(*others)
-        pairs = [(alone, among)] if isinstance(alone, Tensor) else list(
-            zip(alone, among, strict=True)
-        )  # fmt: skip
+        others = [
+            torch.rand_like(each) if each.is_floating_point() else torch.randint_like(each, 0, 2)
+            for each in few
+        ]
+        surrounded = (torch.cat([o, each, o, o]) for o, each in zip(others, few, strict=True))
+        alone, among = function(*few), function(*surrounded)
+        pairs = [(alone, among)]
+        if not isinstance(alone, Tensor):
+            pairs = list(zip(alone, among, strict=True))
         for one, other in pairs:
-            if not torch.allclose(one, other[:count], rtol=1e-4, atol=1e-7, equal_nan=True):
+            if not torch.allclose(
+                one, other[count : 2 * count], rtol=1e-4, atol=1e-7, equal_nan=True
+            ):
                 raise PrivacyError(
                     "a function of private rows gave another result for the same row among other "
                     "rows. A statistic of several rows must come from noisy_sum or noisy_counts, "

@@ -31,15 +31,16 @@ _GAUSSIAN = 1.25  # sqrt(pi / 2): standard deviation over mean deviation
 class Scaling:
     """What the queries found: all of it noisy, none of it private any more.
 
-    `center`, `spread` and `missing` (the fraction of missing values) have an entry for each numeric
-    column; `categories` has, for each categorical column, the fractions of rows in each hash bucket
-    (missing values in the last one). `resolution` is the standard deviation of the noise in a
-    fraction.
+    `center`, `spread`, `missing` (the fraction of missing values) and `switches` (whether it seems
+    to hold 0 and one other value only) have an entry for each numeric column. `categories` has, for
+    each categorical column, the fractions of rows in each hash bucket, missing values in the last
+    one. `resolution` is the standard deviation of the noise in a fraction.
     """
 
     center: Tensor
     spread: Tensor
     missing: Tensor
+    switches: Tensor
     categories: tuple[Tensor, ...]
     resolution: float
 
@@ -48,10 +49,21 @@ def query_noise(*, rows: int, columns: int, epsilon: float) -> float:
     """Return the noise multiplier of each of the three queries: a rule of public numbers.
 
     Counts of N rows then have errors of at most about a percent of N, as far as a small part of
-    the budget buys that: `clip(0.01 N / sqrt(d), 12, 50) / epsilon`.
+    the budget buys that: `clip(0.01 N / sqrt(d), 12, 50)` at epsilon 1.
     """
     wanted = 0.01 * rows / math.sqrt(max(columns, 1))
-    return min(max(wanted, 12.0), 50.0) / epsilon
+    return min(max(wanted, 12.0), 50.0) * noise_scale(epsilon)
+
+
+def noise_scale(epsilon: float) -> float:
+    """Return how much the noise of a query grows, or shrinks, from epsilon 1 to `epsilon`, if it is
+    to cost the same part of the budget.
+
+    By the conversion of concentrated privacy, `epsilon = rho + 2 sqrt(rho L)` with L of about 10,
+    the logarithm of 1/delta; the noise of a part of rho is proportional to `rho^-1/2`.
+    """
+    allowance = math.sqrt(10)
+    return (math.sqrt(11) - allowance) / (math.sqrt(10 + epsilon) - allowance)
 
 
 def fit_scaling(
@@ -101,10 +113,12 @@ def fit_scaling(
     categories = tuple((each / count).clamp(min=0) for each in histograms[numeric:])
     if not numeric:
         nothing = torch.zeros(0, dtype=torch.float64)
-        return Scaling(nothing, nothing, nothing, categories, resolution)
-    octaves = torch.stack(histograms[:numeric])
-    missing = (octaves[:, _MISSING] / count).clamp(0, 1)
-    reach = _reach(octaves[:, :_OCTAVES], deviation)
+        return Scaling(nothing, nothing, nothing, nothing.bool(), categories, resolution)
+    histogram = torch.stack(histograms[:numeric])
+    missing = (histogram[:, _MISSING] / count).clamp(0, 1)
+    octaves = _without_noise(histogram[:, :_OCTAVES], deviation)
+    reach = _reach(octaves)
+    switches = (octaves[:, 1:] > 0).sum(dim=1) <= 1  # one octave, besides zero
     # Sums are divided by the rows that have a value, which are few only if that is plain.
     present = ((1 - missing) * count).clamp(min=max(2 * deviation, 1.0))
 
@@ -127,7 +141,7 @@ def fit_scaling(
     )
     error = noise_multiplier * bound / present
     spread = _GAUSSIAN * 2 * reach * torch.maximum(sums / present, error).clamp(max=1)
-    return Scaling(center, spread, missing, categories, resolution)
+    return Scaling(center, spread, missing, switches, categories, resolution)
 
 
 def _octaves(x: Tensor) -> Tensor:
@@ -140,14 +154,19 @@ def _octaves(x: Tensor) -> Tensor:
     return torch.where(x.isnan(), _MISSING, bins)
 
 
-def _reach(octaves: Tensor, deviation: float) -> Tensor:
-    """The upper edge of the octave at the 95% quantile of each column, (d,)."""
-    # Below this, a bin may be noise: of some sixty empty bins, the fullest is seldom above it.
+def _without_noise(octaves: Tensor, deviation: float) -> Tensor:
+    """Drop the bins that noise alone may have filled; of a column without others, keep one."""
+    # Of some sixty empty bins, the fullest is seldom above this.
     floor = deviation * math.sqrt(2 * math.log(2 * _OCTAVES))
     counts = torch.where(octaves > floor, octaves, 0.0)
     empty = counts.sum(dim=1) == 0
     fullest = octaves.argmax(dim=1)
     counts[empty, fullest[empty]] = 1.0
+    return counts
+
+
+def _reach(counts: Tensor) -> Tensor:
+    """The upper edge of the octave at the 95% quantile of each column, (d,)."""
     below = counts.cumsum(dim=1) / counts.sum(dim=1, keepdim=True)
     first = (below >= _QUANTILE).double().argmax(dim=1)
     return torch.exp2((first + _LOWEST).double())

@@ -1,0 +1,65 @@
+"""The hyper-parameter rule for tables: public numbers in, all choices out.
+
+Nothing here sees a value of the data. The constants were found on public benchmark tables (see
+`benchmarks/tabular.py`); the plateaus around them are wide, so that one setting serves all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clipless._arguments import positive
+from clipless.data._scaling import noise_scale, query_noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class TabularRule:
+    """Everything that training on a table needs to know beforehand.
+
+    Example:
+        >>> rule = TabularRule.choose(rows=40_000, columns=10, epsilon=1.0)
+        >>> rule.batch_size, rule.steps, rule.query_noise
+        (2048, 500, 50.0)
+    """
+
+    hidden: int
+    """Width of the hidden layer."""
+    temperature: float
+    """Steepness of the loss: it costs no noise."""
+    steps: int
+    batch_size: int
+    """Expected batch size; that of the whole table if `full_batch`."""
+    full_batch: bool
+    learning_rate: float
+    average: float
+    """Decay of the averaged weights."""
+    product_clip: float
+    """Weight gradients are clipped at this fraction of their bounds."""
+    query_noise: float
+    """Noise multiplier of each of the three queries that scale the columns."""
+    label_noise: float
+    """Noise multiplier of the class counts, which set the initial bias."""
+
+    @classmethod
+    def choose(cls, *, rows: int, columns: int, epsilon: float) -> TabularRule:
+        """Return the rule's choice for a table of public size under a total budget.
+
+        Batches hold 2,048 rows or 2% of the table, whichever is more; where that is more than half
+        of it, all rows, since sampling would save little. Queries cost a constant part of the
+        budget, whatever it is.
+        """
+        positive("epsilon", epsilon)
+        batch_size = max(2048, round(0.02 * rows))
+        full_batch = batch_size > rows / 2
+        return cls(
+            hidden=128,
+            temperature=20.0,
+            steps=500,
+            batch_size=rows if full_batch else batch_size,
+            full_batch=full_batch,
+            learning_rate=0.005,
+            average=0.98,
+            product_clip=0.5,
+            query_noise=query_noise(rows=rows, columns=columns, epsilon=epsilon),
+            label_noise=30.0 * noise_scale(epsilon),
+        )

@@ -1,0 +1,132 @@
+"""Private rows answer with noise that is paid for, and with nothing else."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from clipless.data._custody import PrivateRows
+from clipless.data._scaling import fit_scaling
+from clipless.errors import PrivacyError
+from clipless.privacy import FullBatch, Ledger, Relation
+
+
+def rows_of(*columns, seed=0):
+    ledger = Ledger.in_memory(dataset_size=len(columns[0]), relation=Relation.ADD_REMOVE)
+    return PrivateRows(*columns, ledger=ledger, seed=seed), ledger
+
+
+@pytest.mark.parametrize(
+    "peek",
+    [
+        lambda rows: rows[0], list, np.asarray, np.mean, lambda rows: rows.mean(),
+        lambda rows: rows.columns, lambda rows: torch.as_tensor(rows), sum, repr,
+        lambda rows: __import__("pickle").dumps(rows), lambda rows: __import__("copy").copy(rows),
+    ],
+)  # fmt: skip
+def test_rows_cannot_be_read(peek):
+    secret = torch.full((10, 2), 123456.0)
+    rows, ledger = rows_of(secret)
+    try:
+        seen = peek(rows)
+    except (PrivacyError, TypeError, ValueError):
+        seen = ""
+    assert "123456" not in str(seen)
+    assert ledger.releases == 0
+
+
+def test_sums_are_clipped_and_have_the_stated_noise():
+    x = torch.tensor([[3.0, 4.0], [0.3, 0.4], [float("nan"), 1.0]])
+    rows, ledger = rows_of(x, seed=None)
+    ask = {"bound": 1.0, "noise_multiplier": 2.0, "label": "sum"}
+    answers = torch.stack([rows.noisy_sum(lambda x: x, **ask) for _ in range(4000)])
+    expected = torch.tensor([0.6 + 0.3 + 0, 0.8 + 0.4 + 1.0], dtype=torch.float64)
+    assert (answers.mean(0) - expected).abs().max() < 4 * 2 / math.sqrt(4000)
+    assert (answers.std(0) - 2).abs().max() < 0.1
+    (mechanism, count), = ledger.history()  # fmt: skip
+    assert (mechanism.noise_multiplier, count) == (2.0, 4000)
+    assert mechanism.sampling == FullBatch(dataset_size=3)
+
+
+def test_neighbours_differ_by_the_sensitivity_at_most():
+    """Counts and sums of neighbouring tables, with the same noise: never further than claimed."""
+    random = torch.Generator().manual_seed(0)
+
+    def ask(table):
+        rows, _ = rows_of(table)
+        counts = rows.noisy_counts(
+            lambda x: x.long().clamp(-3, 7), bins=[4, 4, 4, 4], noise_multiplier=1.0, label=""
+        )
+        total = rows.noisy_sum(lambda x: x, bound=2.0, noise_multiplier=1.0, label="")
+        return torch.cat(counts), total
+
+    for _ in range(50):
+        x = torch.randn(30, 4, generator=random) * 10 ** torch.randn(30, 1, generator=random)
+        (counts, total), (other_counts, other_total) = ask(x), ask(x[:-1])
+        assert (counts - other_counts).norm() <= 2 + 1e-9
+        assert (total - other_total).norm() <= 2 + 1e-9
+
+
+def test_the_ledger_is_written_before_the_noise_is_drawn(monkeypatch):
+    rows, ledger = rows_of(torch.ones(5, 1))
+
+    def full(*_, **__):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(ledger, "record", full)
+    with pytest.raises(OSError, match="disk full"):
+        rows.noisy_sum(lambda x: x, bound=1.0, noise_multiplier=1.0, label="")
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    [lambda x: x - x.mean(0), lambda x: x / x.norm(), lambda x: x.cumsum(0), lambda x: x.flip(0)],
+)
+def test_functions_that_mix_rows_are_caught(mixing):
+    rows, ledger = rows_of(torch.randn(50, 3))
+    with pytest.raises(PrivacyError, match="among other rows"):
+        rows.noisy_sum(mixing, bound=1.0, noise_multiplier=1.0, label="")
+    with pytest.raises(PrivacyError, match="among other rows"):
+        rows.map_rows(lambda x: (mixing(x),))
+    assert ledger.releases == 0
+
+
+def test_mapped_rows_stay_in_custody():
+    rows, ledger = rows_of(torch.arange(10.0)[:, None])
+    doubled = rows.map_rows(lambda x: (2 * x,))
+    answer = doubled.noisy_sum(lambda x: x, bound=100.0, noise_multiplier=1e-6, label="")
+    assert answer.item() == pytest.approx(90, abs=0.1)
+    assert ledger.releases == 1
+    assert len(doubled.hand_over()) == 10
+
+
+def test_a_ledger_for_other_data_is_refused():
+    ledger = Ledger.in_memory(dataset_size=3, relation=Relation.ADD_REMOVE)
+    with pytest.raises(PrivacyError, match="kept for 3 examples"):
+        PrivateRows(torch.ones(4, 1), ledger=ledger)
+
+
+def test_scaling_finds_centre_and_spread_of_columns_of_any_size():
+    random = torch.Generator().manual_seed(0)
+    scales = torch.tensor([1e-4, 1.0, 1e6])
+    x = scales * (2 + torch.randn(20000, 3, generator=random))
+    x[::4, 1] = float("nan")
+    rows, ledger = rows_of(x.double())
+    found = fit_scaling(rows, numbers=lambda x: x, numeric=3, noise_multiplier=20.0)
+    assert ((found.center / scales - 2).abs() < 0.15).all()
+    assert ((found.spread / scales - 1).abs() < 0.15).all()
+    assert found.missing[1] == pytest.approx(0.25, abs=0.02)
+    assert found.missing[[0, 2]].max() < 0.01
+    assert not found.switches.any()
+    assert ledger.releases == 3
+
+
+def test_columns_of_two_values_and_constants_are_noticed():
+    x = torch.zeros(5000, 3)
+    x[::3, 0], x[:, 1] = 1.0, 7.0
+    x[:, 2] = torch.randn(5000, generator=torch.Generator().manual_seed(0))
+    rows, _ = rows_of(x)
+    found = fit_scaling(rows, numbers=lambda x: x, numeric=3, noise_multiplier=12.0)
+    assert found.switches.tolist() == [True, True, False]
+    assert (found.spread > 0).all()
