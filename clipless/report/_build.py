@@ -1,0 +1,227 @@
+"""From the folder of a run to its report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from clipless.errors import PrivacyError
+from clipless.privacy import Plan
+from clipless.privacy._ledger_format import LedgerText, timestamp
+from clipless.report import _evidence
+from clipless.report._checks import (
+    Check,
+    CheckpointFacts,
+    as_said,
+    checks,
+    newest_checkpoint,
+    nothing_lost,
+    same_ledger,
+)
+from clipless.report._claim import claim
+from clipless.report._errors import ReportError
+from clipless.report._files import Problem, RunFiles, plain
+from clipless.report._foundations import certificates_hold, foundations
+from clipless.report._report import RunReport
+from clipless.report._spending import Cost, Spending, spending
+from clipless.report._timeline import LedgerInUseError, Timeline, read_closed_ledger, timeline
+from clipless.report._training import training
+from clipless.report._verdicts import bounds_hold, not_contradicted
+
+_T = TypeVar("_T")
+
+
+def build(run_dir: str | os.PathLike[str]) -> RunReport:
+    """Read the folder of a run that has ended, and return its report. Nothing is written.
+
+    Epsilon is recomputed from the ledger. Raises `ReportError` if the folder is not that of a run
+    or its plan is damaged, and `LedgerError` if the run is still going on. A ledger that is damaged
+    or does not fit the plan does not stop the report: it says so, and states no epsilon that
+    cannot be trusted.
+
+    Example:
+        >>> import tempfile
+        >>> from clipless.training import Trainer
+        >>> folder = tempfile.mkdtemp()
+        >>> model = torch.nn.Sequential(
+        ...     clipless.nn.BoundedInput(1.0), clipless.nn.SpectralLinear(4, 2))
+        >>> x = torch.randn(100, 4)
+        >>> trainer = Trainer(model, clipless.losses.CrossEntropy(), target_epsilon=3.0,
+        ...                   batch_size=50, epochs=2, run_dir=folder)
+        >>> _ = trainer.fit((x, (x[:, 0] > 0).long()))
+        >>> report = build(folder)
+        >>> report.sound, report.claim.epsilon <= 3.0, report.training.epochs[-1].step
+        (True, True, 4)
+        >>> [each.file for each in report.missing][-1]
+        'environment.json'
+    """
+    files = RunFiles(run_dir)
+    folder = files.folder
+    described = files.plan()
+    plan = _plan(described, folder)
+    facts = _checkpoint(files)
+    text, ledger = _ledger(files)
+    found = None if text is None else timeline(text)
+    done = [ledger]
+    metrics = files.lines("metrics.jsonl", kind="epoch")
+    spent: Spending | None = None
+    if text is not None and found is not None:
+        spent = _spent(found, plan, done, text)
+        done += _traces(text, found, facts, metrics)
+    outcome = _without_format(files.json("result.json"))
+    configuration = _without_format(files.json("config.json"))
+    if spent is not None and outcome is not None:
+        done += as_said(spent, outcome.get("epsilon"))
+    cost = Cost(plan)
+    counted = found if spent is not None and not _voided(done) else None
+    epochs = _take(files, "metrics.jsonl", lambda: training(metrics or (), counted, cost))
+    bounds = files.json("bounds.json")
+    rests = _take(files, "bounds.json", lambda: foundations(plan, bounds))
+    rests = rests or foundations(plan, None)
+    parts = _measured(files)
+    further = certificates_hold(rests), bounds_hold(parts["tightness"])
+    done += [check for check in (*further, not_contradicted(parts["audit"])) if check is not None]
+    trusted = spent is not None and not _voided(done)
+    return RunReport(
+        run=folder.resolve().name,
+        written=timestamp(),
+        claim=claim(
+            plan,
+            epsilon=spent.epsilon if spent is not None and trusted else None,
+            history=() if found is None else found.history(),
+            releases=None if found is None else found.releases,
+            seeded=_seeded(facts, configuration),
+        ),
+        foundations=rests,
+        checks=tuple(done),
+        spending=spent,
+        training=epochs,
+        outcome=outcome,
+        configuration=configuration,
+        belongs_to=plain(described.get("belongs_to") or {}),
+        environment=_without_format(files.json("environment.json"))
+        or plain(described.get("written_by") or {}),
+        missing=tuple(files.missing),
+        problems=tuple(files.problems),
+        **parts,
+    )
+
+
+def write_report(run_dir: str | os.PathLike[str]) -> RunReport:
+    """Write `report.html` and `report.json` into the folder of a run, and return the report."""
+    report = build(run_dir)
+    report.write_json(Path(run_dir) / "report.json")
+    report.write_html(Path(run_dir) / "report.html")
+    return report
+
+
+def _voided(done: Sequence[Check]) -> bool:
+    return any(check.failed and check.voids for check in done)
+
+
+def _plan(described: Mapping[str, Any], folder: Path) -> Plan:
+    try:
+        return Plan.from_dict(described["plan"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ReportError(
+            f"{folder / 'plan.json'} holds no plan that can be used: {error}. It says what the run "
+            "is about, so restore it from a backup."
+        ) from error
+
+
+def _checkpoint(files: RunFiles) -> CheckpointFacts | None:
+    try:
+        return newest_checkpoint(files.folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        files.object_to("checkpoints", error)
+        return None
+
+
+def _seeded(
+    facts: CheckpointFacts | None, configuration: Mapping[str, Any] | None
+) -> tuple[bool, bool] | None:
+    """Whether noise and sampling were seeded by hand; None if nothing tells."""
+    if facts is not None:
+        return facts.seeded_noise, facts.seeded_sampling
+    training = (configuration or {}).get("training")
+    if isinstance(training, Mapping) and "seed" in training:
+        return (training["seed"] is not None,) * 2
+    return None
+
+
+def _ledger(files: RunFiles) -> tuple[LedgerText | None, Check]:
+    name = "The ledger is whole"
+    try:
+        text = read_closed_ledger(files.folder / "ledger.jsonl")
+    except LedgerInUseError:
+        raise
+    except PrivacyError as error:
+        message = str(error).replace(str(files.folder / "ledger.jsonl"), "ledger.jsonl")
+        files.problems.append(Problem(file="ledger.jsonl", message=message))
+        return None, Check(name=name, state="failed", detail=message)
+    detail = f"The digests of all {len(text.lines)} lines fit."
+    return text, Check(name=name, state="passed", detail=detail)
+
+
+def _spent(found: Timeline, plan: Plan, done: list[Check], text: LedgerText) -> Spending | None:
+    """Ask the accountant, and add what a comparison with the plan says."""
+    try:
+        spent = spending(found, plan)
+    except PrivacyError as error:
+        done.append(Check(name="An epsilon can be stated", state="failed", detail=str(error)))
+        return None
+    size, relation = text.dataset_size, text.relation.value
+    done += checks(found, spent, plan, dataset_size=size, relation=relation)
+    return spent
+
+
+def _traces(
+    text: LedgerText,
+    found: Timeline,
+    facts: CheckpointFacts | None,
+    metrics: list[dict[str, Any]] | None,
+) -> list[Check]:
+    """Compare the ledger with what else the run has left behind."""
+    seen = {"the last checkpoint": 0 if facts is None else facts.step}
+    steps = [line.get("step") for line in metrics or ()]
+    seen["metrics.jsonl"] = max((step for step in steps if isinstance(step, int)), default=0)
+    where = max(seen, key=lambda name: seen[name])
+    done = [nothing_lost(found, seen[where], where)] if seen[where] else []
+    return done if facts is None else [*done, same_ledger(text, facts)]
+
+
+def _measured(files: RunFiles) -> dict[str, Any]:
+    """What other callbacks and commands have written, in the form that the page shows."""
+    signal = files.lines("signal.jsonl", kind="signal")
+    tightness = files.lines("tightness.jsonl", kind="tightness")
+    robustness, audit = files.json("robustness.json"), files.json("audit.json")
+    return {
+        "signal": _take(files, "signal.jsonl", lambda: _evidence.signal(signal or ())),
+        "tightness": _take(files, "tightness.jsonl", lambda: _evidence.tightness(tightness or ())),
+        "robustness": _take(
+            files,
+            "robustness.json",
+            lambda: None if robustness is None else _evidence.robustness(robustness),
+        ),
+        "audit": _take(
+            files, "audit.json", lambda: None if audit is None else _evidence.audit(audit)
+        ),
+    }
+
+
+def _take(files: RunFiles, name: str, read: Callable[[], _T]) -> _T | None:
+    """Return what a file says, or note that its contents are not what they should be."""
+    try:
+        return read()
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        files.object_to(name, error)
+        return None
+
+
+def _without_format(fields: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a file says, but for the name of its own format."""
+    if fields is None:
+        return None
+    return {key: value for key, value in fields.items() if key not in ("format", "version")}

@@ -1,0 +1,7 @@
+"""What keeps a report from being written."""
+
+from clipless.errors import CliplessError
+
+
+class ReportError(CliplessError, ValueError):
+    """The folder is not that of a run, or what a report cannot do without is damaged."""

@@ -1,0 +1,107 @@
+"""The page: a template filled with the data of a report, and nothing but those data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clipless.report._figures import MOST_HISTOGRAMS, MOST_ROWS, NAMES, figures
+from clipless.report._format import NONE, number, percent, percent_upper, upper
+
+_MOST_LINES = 200
+_LONGEST_TEXT = 200_000
+
+
+def render(report: Mapping[str, Any]) -> str:
+    """Return the page for what `RunReport.to_dict` returned."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+
+    def exactly(value: float | None, shown: str) -> Markup:
+        """The number as it is, in the page, under the number as it is read."""
+        return Markup("<data value='{}'>{}</data>").format(json.dumps(value), shown)
+
+    filters: dict[str, Callable[..., Any]] = {
+        "number": lambda value, digits=4: exactly(value, number(value, digits)),
+        "upper": lambda value, digits=4: exactly(value, upper(value, digits)),
+        "percent": lambda value, digits=1: exactly(value, percent(value, digits)),
+        "percent_upper": lambda value: exactly(value, percent_upper(value)),
+        "fixed": lambda value: exactly(value, NONE if value is None else f"{value:.3f}"),
+        "pretty": _pretty,
+        "flat": flat,
+        "thinned": thinned,
+        "code": _code,
+    }
+    environment.filters |= filters
+    page = environment.get_template("page.html.j2")
+    return page.render(
+        report=report,
+        figures=figures(report),
+        missing={each["file"]: each for each in report["missing"]},
+        names=NAMES,
+        limits={"lines": _MOST_LINES, "rows": MOST_ROWS, "histograms": MOST_HISTOGRAMS},
+    )
+
+
+def thinned(lines: Sequence[Any]) -> Sequence[Any]:
+    """Return all lines, or of too many an even choice that has the first and the last.
+
+    Example:
+        >>> found = thinned(range(1000))
+        >>> len(found), found[0], found[-1]
+        (200, 0, 999)
+    """
+    if len(lines) <= _MOST_LINES:
+        return lines
+    last = _MOST_LINES - 1
+    return [lines[index * (len(lines) - 1) // last] for index in range(_MOST_LINES)]
+
+
+def flat(mapping: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
+    """Return data as lines of a name and a text; what is inside something is named after it.
+
+    Example:
+        >>> flat({"torch_version": "2.13", "metrics": {"loss": 0.25}, "averaged": True})
+        [('torch version', '2.13'), ('metrics: loss', '0.25'), ('averaged', 'yes')]
+    """
+    lines: list[tuple[str, str]] = []
+    for key, value in mapping.items():
+        name = f"{above}{key}".replace("_", " ")
+        if isinstance(value, Mapping):
+            lines += flat(value, f"{name}: ")
+        elif isinstance(value, bool):
+            lines.append((name, "yes" if value else "no"))
+        elif value is None or isinstance(value, int | float):
+            lines.append((name, number(value, 6)))
+        else:
+            lines.append((name, value if isinstance(value, str) else _pretty(value)))
+    return lines
+
+
+def _pretty(value: Any) -> str:
+    """Data as text to read and to copy."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    if len(text) > _LONGEST_TEXT:
+        text = text[:_LONGEST_TEXT] + "\n... the rest is in report.json"
+    return text
+
+
+def _code(text: str) -> Any:
+    """Text in which what stands between backticks is code."""
+    from markupsafe import Markup, escape
+
+    parts = text.split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if index % 2 else escape(part)
+        for index, part in enumerate(parts)
+    )

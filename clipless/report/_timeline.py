@@ -1,0 +1,143 @@
+"""The ledger of a run that has ended, as a sequence of releases; it is read, never opened."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clipless.errors import LedgerError
+from clipless.privacy._ledger_file import read_ledger
+from clipless.privacy._ledger_format import EntryKind, LedgerText
+from clipless.privacy._mechanism import Mechanism
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - platforms without POSIX locks
+    fcntl = None  # type: ignore[assignment]
+
+
+class LedgerInUseError(LedgerError):
+    """The run is still going on: what it has spent is not settled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Releases of one kind that the ledger counts, after refunds."""
+
+    mechanism: Mechanism
+    count: int
+    label: str
+    is_step: bool
+    """Whether these are training steps; anything else was recorded as a private statistic."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """What the ledger counts, in the order in which it was written."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def steps(self) -> int:
+        """How many training steps count, those included that were reserved and never taken."""
+        return sum(block.count for block in self.blocks if block.is_step)
+
+    @property
+    def releases(self) -> int:
+        """How many releases of all kinds count."""
+        return sum(block.count for block in self.blocks)
+
+    def history(self) -> list[tuple[Mechanism, int]]:
+        """Everything, for the accountant."""
+        return [(block.mechanism, block.count) for block in self.blocks]
+
+    def up_to(self, steps: int) -> list[tuple[Mechanism, int]]:
+        """The first `steps` training steps, and what was recorded before the next one."""
+        found: list[tuple[Mechanism, int]] = []
+        left = steps
+        for block in self.blocks:
+            if not block.is_step:
+                found.append((block.mechanism, block.count))
+                continue
+            found.append((block.mechanism, min(block.count, left)))
+            left -= block.count
+            if left < 0:
+                break
+        return found
+
+    def without_last(self, steps: int) -> list[tuple[Mechanism, int]]:
+        """Everything but the last `steps` training steps: all statistics, wherever they stand."""
+        kept: list[tuple[Mechanism, int]] = []
+        left = steps
+        for block in reversed(self.blocks):
+            dropped = min(block.count, left) if block.is_step else 0
+            left -= dropped
+            kept.append((block.mechanism, block.count - dropped))
+        return kept[::-1]
+
+    def labelled(self, label: str, *, is_step: bool) -> list[tuple[Mechanism, int]]:
+        """The releases of one label."""
+        return [
+            (block.mechanism, block.count)
+            for block in self.blocks
+            if (block.label, block.is_step) == (label, is_step)
+        ]
+
+    def except_labelled(self, label: str, *, is_step: bool) -> list[tuple[Mechanism, int]]:
+        """All releases but those of one label."""
+        return [
+            (block.mechanism, block.count)
+            for block in self.blocks
+            if (block.label, block.is_step) != (label, is_step)
+        ]
+
+
+def read_closed_ledger(path: Path) -> LedgerText:
+    """Read a ledger that nobody is writing, without changing it.
+
+    Raises `LedgerInUseError` if a run holds it, and `LedgerError` if it is missing or damaged.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a missing file is named below
+            file = stack.enter_context(path.open("rb"))
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise LedgerInUseError(
+                        f"the ledger {path} is being written: the run is still going on. Wait "
+                        "until it has ended, or end it, and ask for the report again."
+                    ) from None
+        return read_ledger(path)
+
+
+def timeline(text: LedgerText) -> Timeline:
+    """Return what a ledger counts: reservations less refunds, and records.
+
+    Example:
+        >>> from clipless.privacy import FullBatch, Ledger, Mechanism, Relation
+        >>> from clipless.privacy._ledger_format import parse
+        >>> step = Mechanism(noise_multiplier=2.0, sampling=FullBatch(dataset_size=10))
+        >>> ledger = Ledger.in_memory(dataset_size=10, relation=Relation.ADD_REMOVE)
+        >>> ledger.record(step, label="column means")
+        >>> for _ in range(5):
+        ...     ledger.spend(step)
+        >>> found = timeline(parse(ledger.snapshot().splitlines(), name="ledger"))
+        >>> found.steps, found.releases, [block.label for block in found.blocks][:2]
+        (5, 6, ['column means', 'training step'])
+    """
+    blocks: dict[int, Block] = {}
+    for entry in text.entries:
+        if entry.kind is EntryKind.REFUND:
+            assert entry.reservation is not None
+            reserved = blocks[entry.reservation]
+            blocks[entry.reservation] = replace(reserved, count=reserved.count - entry.count)
+        elif entry.mechanism is not None:
+            blocks[entry.line] = Block(
+                mechanism=entry.mechanism,
+                count=entry.count,
+                label=entry.label,
+                is_step=entry.kind is EntryKind.RESERVE,
+            )
+    return Timeline(blocks=tuple(block for block in blocks.values() if block.count))
