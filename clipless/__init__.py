@@ -5,10 +5,15 @@ sensitivity of every parameter is then proved from the architecture (`clipless.b
 `PrivacyEngine` trains them under a guarantee (`clipless.privacy`).
 """
 
-from clipless import bounds, errors, losses, nn, privacy, spectral
-from clipless.bounds import clip_products, sensitivity
-from clipless.nn import certify, project, to_torch
-from clipless.privacy import PrivacyEngine
+from typing import TYPE_CHECKING
+
+from clipless._lazy import lazy
+
+if TYPE_CHECKING:
+    from clipless import bounds, errors, losses, nn, privacy, spectral
+    from clipless.bounds import clip_products, sensitivity
+    from clipless.nn import certify, project, to_torch
+    from clipless.privacy import PrivacyEngine
 
 __version__ = "0.1.0"
 
@@ -26,3 +31,21 @@ __all__ = [
     "certify",
     "to_torch",
 ]
+
+if not TYPE_CHECKING:
+    _ROOMS = (
+        "audit", "bounds", "data", "errors", "images", "losses", "models", "nn", "privacy",
+        "report", "robustness", "runs", "sklearn", "spectral", "sweeps", "training",
+    )  # fmt: skip
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            **{room: f"clipless.{room}" for room in _ROOMS},
+            "PrivacyEngine": "clipless.privacy",
+            "sensitivity": "clipless.bounds",
+            "clip_products": "clipless.bounds",
+            "project": "clipless.nn",
+            "certify": "clipless.nn",
+            "to_torch": "clipless.nn",
+        },
+    )

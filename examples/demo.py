@@ -2,13 +2,15 @@
 
 The data are scikit-learn's bundled digits: 8 x 8 images, 1,347 for training, 450 for testing. The
 private network is trained at a stated (epsilon, delta) and compared with the same network trained
-without privacy; its Lipschitz constant certifies its decisions. Takes less than a minute.
+without privacy; its Lipschitz constant certifies its decisions. The run is kept in a folder of its
+own below runs/demo, with a report to open in a browser. Takes less than a minute.
 
     python examples/demo.py [--epsilon 2.0] [--run-dir FOLDER]
 """
 
 import argparse
 import time
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -18,6 +20,7 @@ from sklearn.model_selection import train_test_split
 import clipless
 from clipless import losses
 from clipless import nn as lip
+from clipless.report import BoundsCallback, SignalCallback, write_report
 from clipless.training import LayerAdam, Trainer
 
 TEMPERATURE, STEPS, LEARNING_RATE, CLIP_FRACTION = 10.0, 500, 0.02, 0.3
@@ -71,6 +74,14 @@ def train_plainly(x: torch.Tensor, y: torch.Tensor) -> torch.nn.Module:
     return model
 
 
+def new_folder() -> Path:
+    """The first of runs/demo/1, runs/demo/2, ... that is not there: no run overwrites another."""
+    number = 1
+    while (folder := Path("runs") / "demo" / str(number)).exists():
+        number += 1
+    return folder
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epsilon", type=float, default=2.0)
@@ -81,6 +92,7 @@ def main() -> None:
     if options.seed is not None:
         torch.manual_seed(options.seed)
     x, y, x_test, y_test = digits()
+    run_dir = new_folder() if options.run_dir is None else Path(options.run_dir)
 
     model, criterion = network(), losses.CrossEntropy(tau=TEMPERATURE)
     clipless.clip_products(model, fraction=CLIP_FRACTION, loss=criterion, input_shape=(8, 8))
@@ -97,8 +109,10 @@ def main() -> None:
         steps=STEPS,
         optimizer=lambda parameters: LayerAdam(parameters, lr=LEARNING_RATE),
         average=0.95,
-        run_dir=options.run_dir,
+        run_dir=run_dir,
+        checkpoint_every=100,
         seed=options.seed,
+        callbacks=[BoundsCallback(), SignalCallback()],
     )
     result = trainer.fit((x, y), validation_data=(x_test, y_test))
     seconds = time.perf_counter() - start
@@ -120,6 +134,8 @@ def main() -> None:
         "Certified accuracy, for any change of an image (pixels from 0 to 1) of Euclidean norm up "
         f"to r: {', '.join(certified)}."
     )
+    write_report(run_dir)
+    console.print(f"The report is in {run_dir / 'report.html'}: open it in a browser.")
 
 
 if __name__ == "__main__":

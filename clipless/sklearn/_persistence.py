@@ -49,6 +49,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     """Read an estimator that `save` wrote, ready to predict. Nothing is unpickled or executed.
 
     Example:
+        >>> import tempfile
         >>> from clipless.sklearn import CliplessClassifier
         >>> X = np.random.default_rng(0).normal(size=(200, 3))
         >>> fitted = CliplessClassifier(random_state=0).fit(X, X[:, 0] > 0)

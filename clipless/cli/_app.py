@@ -1,0 +1,52 @@
+"""The table of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from clipless import __version__
+from clipless.cli._audit import audit
+from clipless.cli._bench import bench
+from clipless.cli._bounds import bounds
+from clipless.cli._budget import budget
+from clipless.cli._certify import certify
+from clipless.cli._data import data_app
+from clipless.cli._export import export
+from clipless.cli._report import report
+from clipless.cli._sweep import sweep
+from clipless.cli._train import train
+
+app = typer.Typer(
+    name="clipless",
+    help="Differentially private training without clipping: train, certify, attack, report.",
+    epilog="A run is a folder, and every command takes one. Exit codes: 0 all is well, 1 a check "
+    "failed, 2 bad arguments, 3 data missing or corrupt, 4 budget exhausted, 5 run folder damaged, "
+    "6 no guarantee possible, 7 a package is missing. Add --debug to a command for tracebacks.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False,
+) -> None:
+    """Differentially private training without clipping: train, certify, attack, report."""
+    if version:
+        typer.echo(f"clipless {__version__}")
+        raise typer.Exit
+
+
+app.command()(train)
+app.command()(budget)
+app.command()(bounds)
+app.command()(certify)
+app.command()(audit)
+app.command()(report)
+app.command()(export)
+app.command()(sweep)
+app.add_typer(data_app, name="data")
+app.command(context_settings={"allow_interspersed_args": False})(bench)

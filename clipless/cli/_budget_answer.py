@@ -1,0 +1,175 @@
+"""What a number of steps costs: computed from numbers, or read from a run folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clipless import privacy
+from clipless.cli._words import meaning, summary
+from clipless.errors import BudgetExhaustedError
+from clipless.privacy import Mechanism
+from clipless.privacy._choices import named_sampling, relation_for
+from clipless.privacy._history import Accountant
+from clipless.privacy._ledger_file import read_ledger
+from clipless.privacy._mechanism import Sampling
+from clipless.privacy._report import describe_sampling
+from clipless.privacy._sampling import steps_of_one_pass, validate_sampling
+from clipless.runs._errors import ConfigError, RunFolderError
+from clipless.runs._folder import LEDGER
+from clipless.runs._open import read_plan
+
+_POINTS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Releases of one mechanism, and what they cost on top of what was spent before."""
+
+    mechanism: Mechanism
+    steps: int
+    epsilon: float
+    delta: float
+    accountant: Accountant
+    asked_for: str
+    history: tuple[tuple[Mechanism, int], ...] = ()
+
+    def curve(self) -> list[tuple[int, float]]:
+        """Return epsilon after several numbers of steps, the last one included."""
+        counts = sorted({max(1, round(self.steps * k / _POINTS)) for k in range(1, _POINTS + 1)})
+        found = privacy.epsilon_curve(
+            mechanism=self.mechanism,
+            steps=counts if self.steps else [],
+            delta=self.delta,
+            history=self.history,
+            accountant=self.accountant,
+        )
+        return list(zip(counts, found, strict=False))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        mechanism = self.mechanism.to_dict()
+        return {
+            "asked_for": self.asked_for,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "steps": self.steps,
+            **mechanism,
+            "accountant": self.accountant,
+            "meaning": {**summary(self.epsilon, self.delta), "words": self.words()},
+        }
+
+    def claim(self) -> str:
+        """Return the guarantee in two lines."""
+        mechanism = self.mechanism
+        return (
+            f"[bold]({self.epsilon:.4g}, {self.delta:g})-differential privacy[/bold] for "
+            f"{self.steps} steps with noise multiplier "
+            f"[bold]{mechanism.noise_multiplier:.5g}[/bold].\n"
+            f"{describe_sampling(mechanism.sampling)}; accountant {self.accountant}, neighbours: "
+            f"{mechanism.relation.value.replace('_', ' ')}."
+        )
+
+    def words(self) -> str:
+        """Return what the guarantee means."""
+        replaced = self.mechanism.relation is privacy.Relation.REPLACE_ONE
+        return meaning(self.epsilon, self.delta, replaced=replaced)
+
+
+def answer_of_numbers(
+    *,
+    epsilon: float | None,
+    delta: float | None,
+    noise_multiplier: float | None,
+    epochs: float | None,
+    steps: int | None,
+    examples: int,
+    batch_size: int,
+    sampling: str,
+    accountant: Accountant,
+) -> Answer:
+    """Find the one of noise, epsilon and steps that is not given."""
+    drawn = _sampling(sampling, examples, batch_size)
+    relation = relation_for(None, drawn)
+    chosen = privacy.default_delta(examples) if delta is None else delta
+    count = _steps(epochs, steps, drawn)
+    asked = "noise_multiplier" if noise_multiplier is None else "epsilon"
+    try:
+        if noise_multiplier is None:
+            assert epsilon is not None
+            assert count is not None
+            noise_multiplier = privacy.noise_multiplier_for(
+                target_epsilon=epsilon,
+                target_delta=chosen,
+                steps=count,
+                sampling=drawn,
+                relation=relation,
+                accountant=accountant,
+            )
+        mechanism = Mechanism(noise_multiplier=noise_multiplier, sampling=drawn, relation=relation)
+        if count is None:
+            assert epsilon is not None
+            asked = "steps"
+            count = privacy.steps_for(
+                target_epsilon=epsilon,
+                target_delta=chosen,
+                mechanism=mechanism,
+                accountant=accountant,
+            )
+            if count == 0:
+                raise BudgetExhaustedError(
+                    f"not even one step with noise multiplier {noise_multiplier:g} costs as little "
+                    f"as epsilon {epsilon:g} at delta {chosen:g}"
+                )
+        cost = privacy.epsilon([(mechanism, count)], chosen, accountant=accountant)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return Answer(
+        mechanism=mechanism,
+        steps=count,
+        epsilon=cost,
+        delta=chosen,
+        accountant=accountant,
+        asked_for=asked,
+    )
+
+
+def answer_of_run(folder: Path) -> Answer:
+    """Read what a run has spent."""
+    plan = read_plan(folder)
+    if not (folder / LEDGER).is_file():
+        raise RunFolderError(f"{folder} has no {LEDGER}: what it has spent is not known")
+    counts = read_ledger(folder / LEDGER).counts()
+    history = tuple(counts.items())
+    cost = privacy.epsilon(history, plan.delta, accountant=plan.accountant)
+    steps = counts.pop(plan.mechanism, 0)
+    return Answer(
+        mechanism=plan.mechanism,
+        steps=steps,
+        epsilon=cost,
+        delta=plan.delta,
+        accountant=plan.accountant,
+        asked_for="spent",
+        history=tuple(counts.items()),
+    )
+
+
+def _sampling(name: str, examples: int, batch_size: int) -> Sampling:
+    if not 1 <= batch_size <= examples:
+        raise ConfigError(f"--batch-size must lie between 1 and --examples, got {batch_size}")
+    try:
+        drawn = named_sampling(name, examples, batch_size)
+    except ValueError as error:
+        raise ConfigError(f"--{error}") from error
+    validate_sampling(drawn)
+    return drawn
+
+
+def _steps(epochs: float | None, steps: int | None, sampling: Sampling) -> int | None:
+    count = steps
+    if epochs is not None:
+        count = round(epochs * steps_of_one_pass(sampling))
+    if count is not None and count < 1:
+        raise ConfigError("training must last at least one step")
+    return count

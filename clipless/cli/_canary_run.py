@@ -1,0 +1,64 @@
+"""Training anew with canaries: a lower bound on epsilon beside the claimed one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from clipless import models
+from clipless.audit import OneRunResult, audit_training, orthogonal_canaries
+from clipless.privacy import FixedSizeSampling
+from clipless.runs._errors import ConfigError
+from clipless.runs._parts import targets_for
+from clipless.runs._trainer import make_trainer
+from clipless.training import Trainer
+
+if TYPE_CHECKING:
+    from clipless.runs import Run, RunData
+
+
+def canary_audit(
+    run: Run, data: RunData, count: int, steps: int | None, confidence: float
+) -> OneRunResult:
+    """Train once more with the model, noise strategy, sampling rate and budget of a run.
+
+    The base are as many test examples as there are canaries: they are public, so that the audit
+    costs nobody anything, and few, so that they hide little. The batch size follows their number,
+    the rate stays.
+    """
+    described = models.from_dict(run.config.model.to_dict())
+    fixed = isinstance(run.plan.sampling, FixedSizeSampling)
+    shape, classes = described.input_shape, data.classes
+    canaries = _canaries(run, count, shape, classes, described.guard_norm, seed=0)
+    stand_ins = _canaries(run, count, shape, classes, described.guard_norm, seed=1)
+    rate = run.plan.expected_batch_size / run.plan.sampling.dataset_size
+    training = replace(run.config.training, epochs=None, steps=steps or run.result["steps"],
+                       seed=None, device="cpu", check_bounds=0)  # fmt: skip
+
+    def trainer_for(size: int) -> Trainer:
+        batch_size = max(1, min(size, round(rate * size)))
+        config = replace(run.config, training=replace(training, batch_size=batch_size))
+        return make_trainer(config)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.seed()
+        try:
+            return audit_training(
+                trainer_for,
+                run.tensors((data.test[0][:count], data.test[1][:count])),
+                canaries=canaries,
+                stand_ins=stand_ins if fixed else None,
+                delta=run.plan.delta,
+                confidence=confidence,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _canaries(
+    run: Run, count: int, shape: tuple[int, ...], classes: int, norm: float, *, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x, y = orthogonal_canaries(count, input_shape=shape, classes=classes, norm=norm, seed=seed)
+    return x, targets_for(run.config.loss, y)

@@ -1,0 +1,45 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clipless.runs._errors import RunFolderError
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on the standard output.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.", hidden=True)]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting of the model (hidden=64), or of any section (training.average=0.9). "
+        "May be repeated.",
+    ),
+]
+
+Root = Annotated[
+    str | None,
+    typer.Option(help="The folder of data sets; by default CLIPLESS_DATA or a cache."),
+]
+
+
+def require_run(folder: Path) -> None:
+    """Refuse what is no run folder before anything heavy is loaded."""
+    if not folder.is_dir():
+        raise RunFolderError(f"there is no folder {folder}")
+    if not (folder / "config.json").is_file():
+        raise RunFolderError(
+            f"{folder} has no config.json: it is no folder of clipless train, or not whole"
+        )
+
+
+def is_run(text: str) -> bool:
+    """Whether an argument that may also be a name is the folder of a run, whole or not."""
+    path = Path(text)
+    marks = ("config.json", "plan.json", "ledger.jsonl")
+    return path.is_dir() and ("/" in text or any((path / name).exists() for name in marks))

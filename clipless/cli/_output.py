@@ -1,0 +1,60 @@
+"""What commands write: results on the standard output, everything else on the standard error."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from clipless.runs._plain import plain
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+def console() -> Console:
+    """The standard output, for results that people read."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def error_console() -> Console:
+    """The standard error, for progress, warnings and errors."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def emit(data: Mapping[str, Any], *shown: RenderableType, json: bool) -> None:
+    """Write a result: one JSON object, or what people read, and nothing else."""
+    if json:
+        print(json_module.dumps(plain(data), indent=2))
+        return
+    output = console()
+    for each in shown:
+        # Text is wrapped for people, not for pipes.
+        output.print(each, soft_wrap=isinstance(each, str) and not output.is_terminal)
+
+
+def note(text: str) -> None:
+    """Say something on the side, on the standard error."""
+    error_console().print(text, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Show that something takes its time, on a terminal only."""
+    output = error_console()
+    if not output.is_terminal:
+        yield
+        return
+    with output.status(text):
+        yield
+
+
+def flush() -> None:
+    """Write out what is buffered, so that results come before errors in a terminal."""
+    sys.stdout.flush()

@@ -1,0 +1,180 @@
+"""The data of a run, from its configuration: tensors, or a table."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from clipless.data import (
+    ColourSpace,
+    DataFileError,
+    DataNotFoundError,
+    datasets,
+    load,
+    read_table,
+    split_rows,
+)
+from clipless.runs._arrays import read_arrays
+from clipless.runs._config import DataConfig
+from clipless.runs._errors import ConfigError
+
+Kind = Literal["images", "vectors", "table"]
+PIXELS = "pixels from 0 to 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """Training and test examples. Training examples are private, test examples are not.
+
+    `train` and `test` are pairs of inputs and targets: tensors, or for a `table` a data frame and
+    a column. `unit` says what the numbers of an input are, for certified radii; `input_lipschitz`
+    is the constant of what was done to them here.
+    """
+
+    train: tuple[Any, Any]
+    test: tuple[Any, Any]
+    kind: Kind
+    input_shape: tuple[int, ...]
+    classes: int
+    """How many labels there are; 1 for a table, whose labels are its own."""
+    unit: str
+    input_lipschitz: float = 1.0
+    verified: bool = False
+    """Whether the files have their published checksums."""
+
+    @property
+    def size(self) -> int:
+        """How many training examples there are."""
+        return len(self.train[0])
+
+
+def load_data(config: DataConfig, *, progress: bool | None = None) -> RunData:
+    """Read the data that a configuration names.
+
+    Raises:
+        DataNotFoundError, DataFileError: files are missing or corrupt.
+        ConfigError: there is no such data set, or the configuration does not fit it.
+
+    Example:
+        >>> data = load_data(DataConfig(name="digits"))
+        >>> data.size, data.input_shape, data.classes
+        (1437, (1, 8, 8), 10)
+    """
+    if config.is_table:
+        found = _table(config)
+    elif config.file is not None:
+        found = _arrays(config)
+    elif config.name == "digits":
+        found = _digits(config)
+    else:
+        found = _named(config, progress)
+    found = _coloured(found, config)
+    if config.limit is not None:
+        x, y = found.train
+        found = replace(found, train=(x[: config.limit], y[: config.limit]))
+    return found
+
+
+def _named(config: DataConfig, progress: bool | None) -> RunData:
+    known = {name.lower(): info for name, info in datasets().items()}
+    info = known.get((config.name or "").lower().replace("_", "-"))
+    try:
+        data = load(
+            config.name or "",
+            root=config.root,
+            download=config.download,
+            progress=progress,
+            split_seed=None if info is None or info.published_split else config.split_seed,
+        )
+    except (DataFileError, DataNotFoundError):
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{error} (Or digits, which comes with scikit-learn.)") from error
+    images = len(data.info.example_shape) == 3
+    return RunData(
+        train=data.train,
+        test=data.test,
+        kind="images" if images else "vectors",
+        input_shape=data.info.example_shape,
+        classes=len(data.info.classes),
+        unit=PIXELS if images else "the features as published",
+        verified=data.verified,
+    )
+
+
+def _digits(config: DataConfig) -> RunData:
+    """Scikit-learn's 8 x 8 digits: small, and on the disk wherever scikit-learn is."""
+    try:
+        bundle = importlib.import_module("sklearn.datasets").load_digits()
+    except ImportError as error:
+        raise ImportError("digits come with scikit-learn: pip install scikit-learn") from error
+    x = torch.tensor(bundle.images, dtype=torch.float32)[:, None] / 16.0
+    return _split(x, torch.tensor(bundle.target), config, unit=PIXELS)
+
+
+def _arrays(config: DataConfig) -> RunData:
+    assert config.file is not None
+    found = read_arrays(Path(config.file))
+    x, y = found["x"], found["y"]
+    unit = PIXELS if found["pixels"] else "the numbers of the file"
+    if "x_test" not in found:
+        return _split(x, y, config, unit=unit)
+    test = found["x_test"], found["y_test"]
+    return _tensors((x, y), test, unit=unit)
+
+
+def _split(x: Tensor, y: Tensor, config: DataConfig, *, unit: str) -> RunData:
+    train, test = split_rows(len(x), test_fraction=config.test_fraction, seed=config.split_seed)
+    return _tensors((x[train], y[train]), (x[test], y[test]), unit=unit)
+
+
+def _tensors(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], *, unit: str) -> RunData:
+    shape = tuple(train[0].shape[1:])
+    return RunData(
+        train=train,
+        test=test,
+        kind="images" if len(shape) == 3 else "vectors",
+        input_shape=shape,
+        classes=int(max(train[1].max(), test[1].max())) + 1,
+        unit=unit,
+    )
+
+
+def _table(config: DataConfig) -> RunData:
+    assert config.file is not None
+    assert config.target is not None
+    features, target = read_table(config.file, target=config.target, separator=config.separator)
+    chosen = split_rows(len(features), test_fraction=config.test_fraction, seed=config.split_seed)
+    train, test = ((features.iloc[rows.numpy()], target.iloc[rows.numpy()]) for rows in chosen)
+    return RunData(
+        train=train,
+        test=test,
+        kind="table",
+        input_shape=(features.shape[1],),
+        classes=1,
+        unit="private spreads of the columns",
+    )
+
+
+def _coloured(data: RunData, config: DataConfig) -> RunData:
+    if config.colour == "rgb":
+        return data
+    if data.kind != "images" or data.input_shape[0] != 3 or data.unit != PIXELS:
+        raise ConfigError(
+            f"data.colour={config.colour!r} is for RGB images with pixels from 0 to 1; these "
+            f"examples have shape {data.input_shape}"
+        )
+    convert = ColourSpace(config.colour)
+    (x, y), (x_test, y_test) = data.train, data.test
+    return replace(
+        data,
+        train=(convert(x), y),
+        test=(convert(x_test), y_test),
+        input_shape=(convert.channels, *data.input_shape[1:]),
+        input_lipschitz=convert.lipschitz,
+    )

@@ -1,0 +1,194 @@
+"""Runs on tables: the estimators of `clipless.sklearn`, which choose everything by a rule."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Collection
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clipless import __version__
+from clipless.bounds import clip_products
+from clipless.errors import CliplessError
+from clipless.losses import Loss
+from clipless.privacy import default_delta
+from clipless.runs import _folder
+from clipless.runs._config import Choice, RunConfig
+from clipless.runs._data import RunData
+from clipless.runs._errors import ConfigError
+from clipless.runs._fields import refuse_unknown, typed
+from clipless.runs._kinds import TABULAR
+from clipless.runs._result import TrainedRun
+from clipless.training._checkpoint import replace_file
+
+if TYPE_CHECKING:
+    from clipless.sklearn import CliplessClassifier, CliplessRegressor, TabularRule
+
+
+def resolved_tabular(config: RunConfig, data: RunData) -> RunConfig:
+    """Return the configuration with the rule's choices as the settings of the model.
+
+    The rule reads public numbers alone: rows, columns, epsilon. Settings of the model replace its
+    choices.
+    """
+    from clipless.sklearn import TabularRule
+
+    assert config.privacy.epsilon is not None
+    if data.kind == "images":
+        raise ConfigError("the model tabular is for tables; name another one for images")
+    columns = data.input_shape[0] + (config.data.task == "regression")
+    rule = TabularRule.choose(rows=data.size, columns=columns, epsilon=config.privacy.epsilon)
+    kinds = get_type_hints(TabularRule)
+    given = config.model.settings
+    refuse_unknown(given, kinds, where="[model] tabular")
+    settings = asdict(rule) | {
+        key: typed(value, kinds[key], where=f"model.{key}") for key, value in given.items()
+    }
+    return replace(
+        config,
+        model=Choice(name=TABULAR, settings=settings),
+        privacy=replace(config.privacy, delta=config.privacy.delta or default_delta(data.size)),
+        training=replace(config.training, device=config.training.device or "cpu"),
+    )
+
+
+def train_tabular(
+    config: RunConfig, data: RunData, folder: Path, *, resume: bool, progress: bool | None
+) -> TrainedRun:
+    """Fit the estimator and keep it in the folder."""
+    from clipless.sklearn import TabularRule
+
+    if resume:
+        raise ConfigError(
+            f"tables are trained in one go and keep no checkpoints: the run in {folder} cannot go "
+            "on. Train anew in another folder; what this one's ledger counts is spent as well."
+        )
+    begun = time.monotonic()
+    estimator = make_estimator(
+        config,
+        rule=TabularRule(**config.model.settings),
+        ledger=folder / _folder.LEDGER,
+        progress=sys.stderr.isatty() if progress is None else progress,
+    )
+    features, target = (as_table(part) for part in data.train)
+    try:
+        estimator.fit(features, np.array(target))
+    except CliplessError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    seconds = time.monotonic() - begun
+    estimator.save(folder / _folder.WEIGHTS)
+    _write_plan(estimator, folder)
+    report = estimator.privacy_
+    return TrainedRun(
+        folder=folder,
+        epsilon=report.epsilon,
+        delta=report.delta,
+        steps=estimator.n_iter_,
+        stopped="finished",
+        seconds=seconds,
+        metrics=measure(estimator, *(as_table(part) for part in data.test)),
+        averaged=True,
+        weights_sha256=_folder.file_digest(folder / _folder.WEIGHTS),
+        resumed_from=None,
+        report=None,
+    )
+
+
+def make_estimator(
+    config: RunConfig, *, rule: TabularRule, ledger: Path, progress: bool
+) -> CliplessClassifier | CliplessRegressor:
+    """Return the estimator of a resolved configuration, to be fitted."""
+    from clipless.sklearn import CliplessClassifier, CliplessRegressor
+
+    assert config.privacy.epsilon is not None
+    kind = CliplessRegressor if config.data.task == "regression" else CliplessClassifier
+    return kind(
+        config.privacy.epsilon,
+        config.privacy.delta,
+        rule=rule,
+        ledger=ledger,
+        random_state=config.training.seed,
+        device=config.training.device,
+        progress=progress,
+    )
+
+
+def measure(estimator: Any, features: Any, target: Any) -> dict[str, float]:
+    """Return what the estimator reaches on rows that are not private."""
+    from sklearn import metrics
+
+    predicted = estimator.predict(features)
+    if not hasattr(estimator, "classes_"):
+        return {
+            "r2": float(metrics.r2_score(target, predicted)),
+            "root_mean_squared_error": float(metrics.root_mean_squared_error(target, predicted)),
+        }
+    found = {"accuracy": float(metrics.accuracy_score(target, predicted))}
+    if len(estimator.classes_) == 2 and len(set(target)) == 2:
+        positive = target == estimator.classes_[1]
+        found["auroc"] = float(
+            metrics.roc_auc_score(positive, estimator.decision_function(features))
+        )
+    return found
+
+
+def as_table(part: Any) -> Any:
+    """Tensors, of data sets by name, become arrays; tables stay what they are."""
+    return part.numpy() if hasattr(part, "numpy") else part
+
+
+def criterion_of(estimator: Any) -> Loss:
+    """Return the loss that a fitted estimator was trained with."""
+    loss: Loss = estimator._criterion(estimator.rule_)
+    return loss
+
+
+def as_trained(estimator: Any, trained: Collection[str]) -> nn.Module:
+    """Return the network of a loaded estimator as it was in training, for its bounds.
+
+    `trained` names the parameters that were trained; the others are frozen again.
+    """
+    network: nn.Module = estimator.network_.eval()
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in trained)
+    fraction = estimator.rule_.product_clip
+    if fraction is not None:
+        clip_products(
+            network,
+            fraction=fraction,
+            loss=criterion_of(estimator),
+            input_shape=(estimator._encoder.features,),
+        )
+    return network
+
+
+def encoded(estimator: Any, features: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """Return rows and targets of a table as the network of a fitted estimator sees them."""
+    inputs = estimator._encoder(*estimator._read(features, reset=False))
+    values = np.asarray(target)
+    if hasattr(estimator, "classes_"):
+        known = np.isin(values, estimator.classes_)
+        if not known.all():
+            raise ConfigError(f"{(~known).sum()} rows have labels that were not in training")
+        values = np.searchsorted(estimator.classes_, values).astype(np.int64)
+    return inputs, estimator._target(torch.from_numpy(np.ascontiguousarray(values)))
+
+
+def _write_plan(estimator: Any, folder: Path) -> None:
+    fields = {
+        "format": "clipless-run",
+        "version": 1,
+        "plan": estimator.privacy_.plan.to_dict(),
+        "belongs_to": {"dataset_size": estimator.privacy_.plan.sampling.dataset_size},
+        "written_by": {"clipless": __version__},
+    }
+    replace_file(folder / _folder.PLAN, (json.dumps(fields, indent=2) + "\n").encode())

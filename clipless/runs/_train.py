@@ -1,0 +1,264 @@
+"""From a configuration to a trained run in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clipless.errors import CliplessError
+from clipless.runs import _folder, _parts
+from clipless.runs._config import RunConfig
+from clipless.runs._data import RunData, load_data
+from clipless.runs._errors import ConfigError
+from clipless.runs._folder import write_json
+from clipless.runs._kinds import default_model, kind_of, refuse_foreign
+from clipless.runs._result import TrainedRun
+from clipless.runs._tabular import resolved_tabular, train_tabular
+from clipless.runs._trainer import make_trainer
+from clipless.training import Callback, FitResult, Trainer
+from clipless.training._checkpoint import replace_file
+from clipless.training._state import to_bytes
+
+# Where things are may change between the parts of a run; what they are may not.
+_PLACES = {"data": ("file", "root", "download"), "training": ("device", "keep_checkpoints")}
+
+
+def train_run(
+    config: RunConfig,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    progress: bool | None = None,
+    callbacks: Sequence[Callback] = (),
+    report: bool = True,
+) -> TrainedRun:
+    """Train what `config` describes, and keep everything about it in the folder `out`.
+
+    Guarantee: that of `clipless.training.Trainer`, or for tables of the estimators of
+    `clipless.sklearn`. The test data are taken to be public. `data.json` and `metrics.jsonl` in
+    the folder are not covered, and checkpoints are secret.
+
+    Args:
+        out: a new or empty folder; or with `resume`, one that holds this run, which goes on.
+        resume: go on with the run in `out`, whose configuration must be this one.
+        progress: show a bar on the standard error; by default on a terminal.
+        callbacks: further ones, besides those that write files for the report.
+        report: write the report at the end, if `clipless.report` can be imported.
+
+    Raises:
+        ConfigError: the configuration does not fit the data, or the folder holds another run.
+        DataNotFoundError, DataFileError: the data are missing or corrupt.
+        BudgetExhaustedError: not even one step fits into the budget.
+
+    Example:
+        >>> import tempfile
+        >>> config = RunConfig.from_dict({
+        ...     "data": {"name": "digits"}, "model": {"name": "mlp", "hidden": 16},
+        ...     "privacy": {"noise_multiplier": 2.0},
+        ...     "training": {"steps": 3, "batch_size": 100}})
+        >>> run = train_run(config, tempfile.mkdtemp(), report=False)
+        >>> run.steps, run.stopped, sorted(run.metrics)
+        (3, 'finished', ['accuracy', 'loss'])
+    """
+    folder = Path(out)
+    _check_place(folder, resume=resume)
+    data = load_data(config.data, progress=progress)
+    full = resolved_config(config, data)
+    if resume:
+        _require_same(folder, full)
+        _folder.check_data(folder, data)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder, _folder.CONFIG, full.to_dict(), kind="config")
+        write_json(folder, _folder.DATA, _folder.data_digests(data), kind="data")
+    place = full.training.device or "cpu"
+    write_json(folder, _folder.ENVIRONMENT, _folder.environment(place), kind="environment")
+    try:
+        run = _train(full, data, folder, resume, progress, callbacks)
+    except BaseException:
+        if not resume:
+            _clear(folder)
+        raise
+    write_json(folder, _folder.RESULT, run.record(), kind="result")
+    return replace(run, report=_report(folder)) if report else run
+
+
+def resolved_config(config: RunConfig, data: RunData) -> RunConfig:
+    """Return the configuration with everything filled in that was left to defaults or a rule."""
+    kind = kind_of(config.model.name or default_model(data))
+    if kind == "network":
+        return _parts.resolved(config, data)
+    refuse_foreign(config, kind)
+    if kind == "tabular":
+        return resolved_tabular(config, data)
+    from clipless.images._run import resolved_images
+
+    return resolved_images(config, data)
+
+
+def _train(
+    config: RunConfig,
+    data: RunData,
+    folder: Path,
+    resume: bool,
+    progress: bool | None,
+    callbacks: Sequence[Callback],
+) -> TrainedRun:
+    """Train a resolved configuration by its kind."""
+    kind = kind_of(config.model.name)
+    if kind == "network":
+        return _train_network(config, data, folder, resume, progress, callbacks)
+    if callbacks:
+        raise ConfigError(f"runs of the kind {kind} take no callbacks")
+    if kind == "tabular":
+        return train_tabular(config, data, folder, resume=resume, progress=progress)
+    from clipless.images._run import train_images_run
+
+    try:
+        return train_images_run(config, data, folder, resume=resume, progress=progress)
+    except CliplessError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _train_network(
+    config: RunConfig,
+    data: RunData,
+    folder: Path,
+    resume: bool,
+    progress: bool | None,
+    callbacks: Sequence[Callback],
+) -> TrainedRun:
+    training = config.training
+    device = torch.device(training.device or "cpu")
+    train, test = (_ready(pair, config, device) for pair in (data.train, data.test))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        if training.seed is None:
+            torch.seed()
+        else:
+            torch.manual_seed(training.seed)
+        try:
+            trainer = make_trainer(
+                config,
+                run_dir=folder,
+                resume=resume,
+                callbacks=[*_watchers(config, train), *callbacks],
+                progress=progress,
+            )
+            result = trainer.fit(train, validation_data=test if training.validate else None)
+        except CliplessError:
+            raise
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return _finish(trainer, result, test, folder)
+
+
+def _finish(
+    trainer: Trainer, result: FitResult, test: tuple[Tensor, Tensor], folder: Path
+) -> TrainedRun:
+    """Put the final weights, the averaged ones if there are any, beside what they cost."""
+    averaged = trainer.average is not None
+    metrics = trainer.evaluate(test)
+    if trainer.average is not None:
+        trainer.average.copy_to(trainer.model)
+    weights = {
+        name: tensor
+        for name, tensor in trainer.model.state_dict().items()
+        if isinstance(tensor, Tensor)
+    }
+    replace_file(folder / _folder.WEIGHTS, to_bytes(weights))
+    return TrainedRun(
+        folder=folder,
+        epsilon=result.epsilon,
+        delta=result.delta,
+        steps=result.steps,
+        stopped=result.stopped,
+        seconds=result.seconds,
+        metrics=metrics,
+        averaged=averaged,
+        weights_sha256=_folder.file_digest(folder / _folder.WEIGHTS),
+        resumed_from=result.resumed_from,
+        report=None,
+    )
+
+
+def _ready(
+    pair: tuple[Tensor, Tensor], config: RunConfig, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    inputs, targets = pair
+    return inputs.to(device), _parts.targets_for(config.loss, targets).to(device)
+
+
+def _watchers(config: RunConfig, train: tuple[Tensor, Tensor]) -> list[Callback]:
+    """Return the callbacks that write what a report shows."""
+    found: list[Callback] = []
+    with contextlib.suppress(ImportError):
+        from clipless.report import BoundsCallback, SignalCallback
+
+        found += [BoundsCallback(), SignalCallback()]
+    if config.training.check_bounds:
+        from clipless.audit import TightnessCallback
+
+        examples, every = config.training.check_bounds, config.training.checkpoint_every
+        found.append(TightnessCallback(train, examples=examples, every=every))
+    return found
+
+
+def _report(folder: Path) -> Path | None:
+    """Write the report; a run that is done is not undone by a page that cannot be written."""
+    try:
+        from clipless.report import write_report
+
+        write_report(folder)
+    except (ImportError, CliplessError) as error:
+        warnings.warn(f"no report was written: {error}", stacklevel=3)
+        return None
+    return folder / _folder.REPORT
+
+
+# --- which folder --------------------------------------------------------------------------------
+
+
+def _check_place(folder: Path, *, resume: bool) -> None:
+    holds_run = (folder / _folder.CONFIG).exists()
+    if resume and not holds_run:
+        raise ConfigError(f"{folder} holds no run to go on with: leave --resume (resume=True) out")
+    if not resume and holds_run:
+        raise ConfigError(
+            f"{folder} holds a run already. Go on with it by --resume (resume=True), or choose "
+            "another folder; a new run on the same data costs its own budget on top."
+        )
+    if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not empty: choose a new folder for the run")
+
+
+def _clear(folder: Path) -> None:
+    """Take back what was written for a run that never began: nothing was spent."""
+    if not (folder / _folder.LEDGER).exists():
+        for name in (_folder.CONFIG, _folder.DATA, _folder.ENVIRONMENT):
+            (folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what else is in there stays
+            folder.rmdir()
+
+
+def _require_same(folder: Path, config: RunConfig) -> None:
+    then, now = _folder.stored_config(folder).to_dict(), config.to_dict()
+    differences = [
+        f"{section}.{key} was {then[section].get(key)!r}, is {now[section].get(key)!r}"
+        for section in now
+        for key in sorted({*then[section], *now[section]})
+        if then[section].get(key) != now[section].get(key) and key not in _PLACES.get(section, ())
+    ]
+    if differences:
+        raise ConfigError(
+            f"the run in {folder} has another configuration: {'; '.join(differences)}. Resume it "
+            "as it was, or choose another folder."
+        )

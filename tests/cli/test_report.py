@@ -1,0 +1,34 @@
+"""`clipless report`: the page, again and with what is new; and what speaks against a run."""
+
+import json
+
+from tests.cli.shell import here, refused, shell
+
+
+def test_the_page_is_built_again(run, tmp_path):
+    here("certify", run, "--examples", "20")
+    (run / "report.html").unlink()
+    outcome = shell("report", run, "--json", cwd=tmp_path)
+    assert outcome.code == 0, outcome.err
+    said = outcome.json
+    assert said["sound"] is True
+    assert 2.9 < said["epsilon"] <= 3.0
+    assert said["failed_checks"] == []
+    assert "<html" in (run / "report.html").read_text()
+    report = json.loads((run / "report.json").read_text())
+    assert report["robustness"]["certified"][0]["examples"] == 20
+
+
+def test_a_ledger_that_lost_lines_is_exit_code_1(run):
+    lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (run / "ledger.jsonl").write_text("".join(lines[:3] + lines[4:]))
+    outcome = here("report", run, "--json")
+    assert outcome.code == 1
+    assert outcome.json["sound"] is False
+    assert outcome.json["failed_checks"]
+    assert "something wrong" in outcome.err
+
+
+def test_no_run(tmp_path):
+    assert refused(shell("report", tmp_path / "none", cwd=tmp_path), 5, "none")
+    assert refused(here("report", tmp_path), 5, "plan.json")
