@@ -1,0 +1,65 @@
+"""Sweeps: many runs on Optuna, their Pareto front, and what choosing among them costs.
+
+Importing this package is quick: optuna and torch are loaded when they are first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from clipless._lazy import lazy
+
+if TYPE_CHECKING:
+    from clipless.sweeps._definition import Sweep
+    from clipless.sweeps._pareto import pareto_front, plot_front
+    from clipless.sweeps._presets import preset, presets
+    from clipless.sweeps._records import Outcome, TrialRecord
+    from clipless.sweeps._repetitions import Repetitions
+    from clipless.sweeps._result import SweepResult
+    from clipless.sweeps._run import read_sweep, run_sweep
+    from clipless.sweeps._selection import (
+        SelectionCost,
+        composition_epsilon,
+        selection_epsilon,
+    )
+    from clipless.sweeps._space import Choices, Range, Space
+    from clipless.sweeps._transfer import Scale, total_noise, transfer
+
+__all__ = [
+    "Sweep",
+    "run_sweep",
+    "read_sweep",
+    "SweepResult",
+    "TrialRecord",
+    "Outcome",
+    "Space",
+    "Range",
+    "Choices",
+    "preset",
+    "presets",
+    "pareto_front",
+    "plot_front",
+    "Repetitions",
+    "SelectionCost",
+    "selection_epsilon",
+    "composition_epsilon",
+    "Scale",
+    "transfer",
+    "total_noise",
+]
+
+if not TYPE_CHECKING:
+    _HOMES = {
+        "_definition": ("Sweep",),
+        "_pareto": ("pareto_front", "plot_front"),
+        "_presets": ("preset", "presets"),
+        "_records": ("Outcome", "TrialRecord"),
+        "_repetitions": ("Repetitions",),
+        "_result": ("SweepResult",),
+        "_run": ("read_sweep", "run_sweep"),
+        "_selection": ("SelectionCost", "composition_epsilon", "selection_epsilon"),
+        "_space": ("Choices", "Range", "Space"),
+        "_transfer": ("Scale", "total_noise", "transfer"),
+    }
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names},
+    )

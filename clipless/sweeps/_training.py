@@ -1,0 +1,142 @@
+"""One trial as a run: `clipless.runs.train_run`, reported epoch by epoch, killed or not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from clipless.privacy import epsilon
+from clipless.privacy._ledger_file import read_ledger
+from clipless.runs import ConfigError, RunConfig, load_data, open_run, train_run
+from clipless.runs import _parts as parts
+from clipless.runs._folder import CONFIG, LEDGER, stored_config
+from clipless.sweeps._definition import Sweep
+from clipless.sweeps._planned import shrunk
+from clipless.sweeps._records import Outcome, PlainHistory, Report
+from clipless.training import Callback, Trainer
+
+
+class TrainRun:
+    """The usual training function of a sweep."""
+
+    def __init__(self, sweep: Sweep, *, progress: bool | None = None) -> None:
+        self._sweep, self._progress = sweep, progress
+
+    def __call__(self, settings: dict[str, Any], folder: Path, report: Report) -> Outcome:
+        """Train a run in its folder, or go on with the one that is there."""
+        config, sweep = RunConfig.from_dict(settings), self._sweep
+        if sweep.scale != 1:
+            config = shrunk(config, load_data(config.data), sweep.scale)
+        resume = make_ready(folder)
+        reporter = _Reporter(report, sweep.metric)
+        try:
+            run = train_run(
+                config,
+                folder,
+                resume=resume,
+                progress=self._progress,
+                callbacks=[reporter],
+                report=False,
+            )
+        except optuna.TrialPruned:
+            return self._pruned(folder, reporter)
+        if sweep.metric not in run.metrics:
+            raise ConfigError(
+                f"the runs measure {', '.join(run.metrics)}; sweep.metric is {sweep.metric!r}"
+            )
+        return Outcome(
+            value=run.metrics[sweep.metric],
+            epsilon=run.epsilon,
+            delta=run.delta,
+            history=spent_in(folder),
+            robustness=None if sweep.radius is None else certified(folder, sweep.radius),
+            metrics=dict(run.metrics),
+            steps=run.steps,
+            seconds=run.seconds,
+        )
+
+    def _pruned(self, folder: Path, reporter: _Reporter) -> Outcome:
+        """What a run that was stopped early has cost: what its ledger says."""
+        plan = reporter.trainer.engine.plan
+        counts = read_ledger(folder / LEDGER).counts()
+        spent = epsilon(tuple(counts.items()), plan.delta, accountant=plan.accountant)
+        return Outcome(
+            value=reporter.last,
+            epsilon=spent,
+            delta=plan.delta,
+            history=spent_in(folder),
+            steps=reporter.trainer.step,
+            pruned=True,
+        )
+
+
+class _Reporter(Callback):
+    """Hands the metric of every epoch on, and lets the request to stop through."""
+
+    sees_weights = False
+
+    def __init__(self, report: Report, metric: str) -> None:
+        self._report, self._metric = report, f"validation_{metric}"
+        self.last: float | None = None
+        self.trainer: Trainer
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """Remember who trains."""
+        self.trainer = trainer
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        """Report the epoch."""
+        line = trainer.history[-1]
+        if self._metric in line:
+            self.last = float(line[self._metric])
+            spent, last = line.get("epsilon_bound"), trainer.step >= trainer.steps
+            self._report(trainer.epoch, self.last, epsilon=spent, last=last)
+
+
+def make_ready(folder: Path) -> bool:
+    """Return whether the folder holds a run to go on with; clear away what cannot go on.
+
+    A run that has no ledger has spent nothing, and begins anew. One on a table cannot go on: it
+    is put aside, so that its ledger still counts.
+    """
+    if not (folder / CONFIG).exists():
+        return False
+    if not (folder / LEDGER).exists():
+        shutil.rmtree(folder)
+        return False
+    if stored_config(folder).model.name == parts.TABULAR:
+        number = len(list(folder.parent.glob(f"{folder.name}.lost-*"))) + 1
+        folder.rename(folder.with_name(f"{folder.name}.lost-{number}"))
+        return False
+    return True
+
+
+def spent_in(folder: Path) -> PlainHistory | None:
+    """Return what the ledgers of a trial count, all attempts of it in this place together."""
+    places = [folder, *sorted(folder.parent.glob(f"{folder.name}.lost-*"))]
+    ledgers = [place / LEDGER for place in places if (place / LEDGER).exists()]
+    if not ledgers:
+        return None
+    return [
+        (mechanism.to_dict(), count)
+        for ledger in ledgers
+        for mechanism, count in read_ledger(ledger).counts().items()
+    ]
+
+
+def certified(folder: Path, radius: float) -> float | None:
+    """Return the certified accuracy of a run at a radius, on its test data; None for tables."""
+    from clipless.robustness import certified_accuracy
+
+    run = open_run(folder)
+    if run.tabular:
+        return None
+    data = run.data()
+    x, y = run.tensors(data.test)
+    found = certified_accuracy(
+        run.model, x, y, radii=[radius], input_lipschitz=data.input_lipschitz
+    )
+    return found.accuracies[0]
