@@ -20,7 +20,7 @@ import os
 import statistics
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -230,12 +230,19 @@ def main() -> None:
     unknown = set(names) - set(DELTAS)
     if unknown:
         parser.error(f"no such set: {', '.join(unknown)}; there are {', '.join(DELTAS)}")
+    rows: list[dict[str, Any]] = []
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
         jobs = [pool.submit(run_set, n, options.data, options.seeds, options.jobs) for n in names]
-        rows = [row for job in jobs for row in job.result()]
+        for job in as_completed(jobs):  # what is there is written: the largest sets take long
+            rows.extend(job.result())
+            write(rows, [name for name in DELTAS if name in {row["dataset"] for row in rows}])
+
+
+def write(rows: list[dict[str, Any]], names: list[str]) -> None:
+    rows = sorted(rows, key=lambda row: (names.index(row["dataset"]), row["seed"], row["method"]))
     written = table(rows, names)
-    print(written)
+    print(written, flush=True)
     save_rows("tabular", rows, notes=f"opacus: best of {SEARCH} (learning rate, clipping norm)")
     (RESULTS / "tabular.md").write_text(written)
     plot(rows, names, RESULTS / "tabular.png")

@@ -1,9 +1,13 @@
-"""The projection onto a Euclidean ball, row by row, for layers, losses and guards alike."""
+"""Scaling of examples to a ball or a sphere, for layers, losses and guards alike."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from clipless._watched import watched
 
 
 def scale_into_ball(rows: Tensor, radius: float) -> Tensor:
@@ -11,13 +15,76 @@ def scale_into_ball(rows: Tensor, radius: float) -> Tensor:
 
     The map is 1-Lipschitz. Rows inside the ball are returned bit for bit. Norms are taken of rows
     divided by their largest entry (or the radius, if that is larger), so nothing overflows and the
-    derivative is finite everywhere, at zero too.
+    derivative is finite everywhere, at zero too. The backward pass keeps the rows and no copies.
     """
-    flat = rows.unsqueeze(-1).flatten(1)
-    scale = flat.detach().abs().amax(dim=1, keepdim=True).clamp(min=radius)
-    unit = flat / scale
-    energy = (unit * unit).sum(dim=1, keepdim=True)
-    outside = energy > (radius / scale) ** 2
-    # The root is taken outside only, where the energy is not zero: derivatives stay finite.
-    length = torch.where(outside, energy, 1.0).sqrt()
-    return torch.where(outside, unit * (radius / length), flat).view_as(rows)
+    return _scale(rows, radius, sphere=False)
+
+
+def scale_to_sphere(rows: Tensor, radius: float) -> Tensor:
+    """Return `x * radius / ||x||` for every example x of a batch of any shape; zero stays zero."""
+    return _scale(rows, radius, sphere=True)
+
+
+def _scale(rows: Tensor, radius: float, *, sphere: bool) -> Tensor:
+    if watched(rows):
+        x, axes = _examples(rows)
+        unit, _, energy, moved = _polar(x, axes, radius, sphere)
+        return torch.where(moved, unit * (radius / energy.sqrt()), x).view_as(rows)
+    if rows.ndim == 1:
+        return _scale(rows.unsqueeze(-1), radius, sphere=sphere).squeeze(-1)
+    if torch.is_grad_enabled() and rows.requires_grad:
+        scaled: Tensor = _Scale.apply(rows, radius, sphere)  # type: ignore[no-untyped-call]
+        return scaled
+    return _scaled(rows, radius, sphere)
+
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, radius: float, sphere: bool) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.radius, ctx.sphere = radius, sphere
+        return _scaled(rows, radius, sphere)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
+        """With u = x / ||x||: `(r / ||x||) (g - u <u, g>)` where x was moved, elsewhere g."""
+        (cotangent,) = cotangents
+        x, axes = _examples(*ctx.saved_tensors)
+        unit, scale, energy, moved = _polar(x, axes, ctx.radius, ctx.sphere)
+        along = (unit * cotangent).sum(dim=axes, keepdim=True) / energy
+        tangent = (cotangent - unit * along) * (ctx.radius / energy.sqrt()) / scale
+        return torch.where(moved, tangent, cotangent), None, None
+
+
+def _polar(
+    x: Tensor, axes: tuple[int, ...], radius: float, sphere: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return `x / scale`, the scale, the energy of the quotient, and which examples are moved.
+
+    Where nothing is moved the energy is said to be one: derivatives of its root stay finite.
+    """
+    # `sum` adds squares to within a few units; norms of torch, on the CPU, lose digits.
+    scale = _scale_of(x.detach().abs().amax(dim=axes, keepdim=True), radius, sphere)
+    unit = x / scale
+    energy = (unit * unit).sum(dim=axes, keepdim=True)
+    moved = energy > (0.0 if sphere else (radius / scale) ** 2)
+    return unit, scale, torch.where(moved, energy, 1.0), moved
+
+
+def _scaled(rows: Tensor, radius: float, sphere: bool) -> Tensor:
+    """The same where autograd does not look."""
+    x, axes = _examples(rows)
+    unit, _, energy, moved = _polar(x, axes, radius, sphere)
+    return torch.where(moved, unit.mul_(radius / energy.sqrt()), x)
+
+
+def _scale_of(largest: Tensor, radius: float, sphere: bool) -> Tensor:
+    """What entries are divided by, so that squares neither overflow nor vanish."""
+    return torch.where(largest > 0, largest, 1.0) if sphere else largest.clamp(min=radius)
+
+
+def _examples(rows: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the rows with at least one axis of their own, and the list of these axes."""
+    if isinstance(rows, Tensor) and rows.ndim > 1:
+        return rows, tuple(range(1, rows.ndim))
+    return rows.unsqueeze(-1).flatten(1), (1,)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from clipless.nn._pairs import sort_pairs
+
 
 class GroupSort(nn.Module):
     """Sort every group of `group_size` consecutive channels along `dim`, in ascending order.
@@ -121,17 +123,6 @@ class Householder(nn.Module):
     def extra_repr(self) -> str:
         """The arguments, for printing."""
         return f"{self.channels}, dim={self.dim}"
-
-
-def sort_pairs(x: Tensor, dim: int, *, descending: bool) -> Tensor:
-    """Sort consecutive pairs along `dim`.
-
-    At a tie, `maximum` and `minimum` share a cotangent evenly, a Jacobian of norm one.
-    """
-    first, second = x.unflatten(dim, (-1, 2)).unbind(_inner(dim))
-    low, high = torch.minimum(first, second), torch.maximum(first, second)
-    ordered = (high, low) if descending else (low, high)
-    return _merge(torch.stack(ordered, dim=_inner(dim)), dim)
 
 
 def own_axis(dim: int) -> int:

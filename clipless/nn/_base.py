@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from clipless._arguments import positive
 from clipless.errors import ConstraintError
 from clipless.nn._adaptive import ExceedanceCount, FollowQuantile
+from clipless.nn._projection import Projection, certificates_of
 from clipless.spectral import Certificate, Constraint, EuclideanBall
 
 
@@ -29,15 +30,14 @@ class ConstrainedModule(nn.Module):
         """Return the constraint of each constrained parameter, by its name in this layer."""
         raise NotImplementedError
 
-    @torch.no_grad()
     def project(self) -> None:
         """Restore all constraints in place. This is post-processing: it reads no data."""
-        _project_all(list(self._constrained()))
+        Projection(list(self._constrained())).apply()
 
     def certificates(self) -> dict[str, Certificate]:
         """Return a proved upper bound of every constrained parameter's norm, by name."""
         names = list(self.constraints())
-        return dict(zip(names, _certify_all(list(self._constrained())), strict=True))
+        return dict(zip(names, certificates_of(list(self._constrained())), strict=True))
 
     def certificate(self) -> Certificate:
         """Return the certificate of the weight: a proved bound of the layer's operator norm.
@@ -149,7 +149,6 @@ def constrained_modules(model: nn.Module) -> Iterator[tuple[str, ConstrainedModu
             yield path, module
 
 
-@torch.no_grad()
 def project(model: nn.Module, *, include_frozen: bool = True) -> None:
     """Restore the constraints of all layers of `model`, in place, layers of one shape at a time.
 
@@ -163,14 +162,43 @@ def project(model: nn.Module, *, include_frozen: bool = True) -> None:
         >>> layer.certificate().holds
         True
     """
-    _project_all(
-        [
-            pair
-            for _, module in constrained_modules(model)
-            for pair in module._constrained()
-            if include_frozen or pair[0].requires_grad
-        ]
-    )
+    prepare_projection(model, include_frozen=include_frozen).apply()
+
+
+def prepare_projection(
+    model: nn.Module,
+    *,
+    include_frozen: bool = True,
+    only: Callable[[Tensor], bool] | None = None,
+) -> Projection:
+    """Return the projection of a model's weights: the one of the last time, if it still fits.
+
+    It is that of the model's constraints, and of the devices of its weights, as they are now.
+    With `only`, weights for which it is false are left out, and nothing is remembered.
+
+    Example:
+        >>> layer = clipless.nn.SpectralLinear(3, 2)
+        >>> projection = prepare_projection(layer)
+        >>> (weight,) = projection([5 * p for p in projection.parameters])
+        >>> torch.allclose(weight, layer.weight, atol=1e-5)
+        True
+    """
+    pairs = [
+        pair
+        for _, module in constrained_modules(model)
+        for pair in module._constrained()
+        if include_frozen or pair[0].requires_grad
+    ]
+    if only is not None:
+        return Projection([pair for pair in pairs if only(pair[0])])
+    prepared = _PREPARED.setdefault(model, {})
+    known = prepared.get(include_frozen)
+    if known is None or not known.fits(pairs):
+        known = prepared[include_frozen] = Projection(pairs)
+    return known
+
+
+_PREPARED: WeakKeyDictionary[nn.Module, dict[bool, Projection]] = WeakKeyDictionary()
 
 
 def certify(model: nn.Module) -> dict[str, Certificate]:
@@ -183,7 +211,7 @@ def certify(model: nn.Module) -> dict[str, Certificate]:
     for path, module in constrained_modules(model):
         names += [f"{path}.{name}" if path else name for name in module.constraints()]
         pairs += list(module._constrained())
-    found = dict(zip(names, _certify_all(pairs), strict=True))
+    found = dict(zip(names, certificates_of(pairs), strict=True))
     for name, certificate in found.items():
         if not certificate.holds:
             raise ConstraintError(
@@ -193,39 +221,6 @@ def certify(model: nn.Module) -> dict[str, Certificate]:
                 "converting their dtype."
             )
     return found
-
-
-def _project_all(pairs: Sequence[tuple[nn.Parameter, Constraint]]) -> None:
-    # A weight shared by layers of different norms ends in the smallest of its sets.
-    pairs = sorted(pairs, key=lambda pair: -pair[1].radius)
-    for constraint, members in _groups(pairs).items():
-        parameters: list[Tensor] = [pairs[index][0] for index in members]
-        projected = constraint[0].project(torch.stack(parameters))
-        torch._foreach_copy_(parameters, list(projected.unbind()))
-
-
-@torch.no_grad()
-def _certify_all(pairs: Sequence[tuple[nn.Parameter, Constraint]]) -> list[Certificate]:
-    bounds = [0.0] * len(pairs)
-    for constraint, members in _groups(pairs).items():
-        stacked = torch.stack([pairs[index][0].detach() for index in members])
-        for index, bound in zip(members, constraint[0].bound(stacked).tolist(), strict=True):
-            bounds[index] = bound
-    return [
-        Certificate(bound=bound, radius=constraint.radius, method=constraint.method)
-        for bound, (_, constraint) in zip(bounds, pairs, strict=True)
-    ]
-
-
-_Group = tuple[Constraint, torch.Size, torch.dtype, torch.device]
-
-
-def _groups(pairs: Sequence[tuple[nn.Parameter, Constraint]]) -> dict[_Group, list[int]]:
-    """Group parameters by constraint, shape, dtype and device: each group is one batch."""
-    groups: defaultdict[_Group, list[int]] = defaultdict(list)
-    for index, (parameter, constraint) in enumerate(pairs):
-        groups[constraint, parameter.shape, parameter.dtype, parameter.device].append(index)
-    return groups
 
 
 def _parameter(module: nn.Module, name: str) -> nn.Parameter:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from clipless._arguments import positive
 from clipless.nn._base import AffineModule, draw_orthogonal
 from clipless.nn._product import clipped_convolution, example_norm
+from clipless.nn._rounded import rounded_convolution, rounds_products
 from clipless.spectral import (
     Constraint,
     ConvolutionBall,
@@ -103,7 +104,8 @@ class _SpectralConv(AffineModule):
         """(batch, in_channels, *size) -> (batch, out_channels, *size')."""
         kernel = self.weight * self.scale
         limit = self._weight_limit()
-        norm = None if limit is None else example_norm(x.detach())
+        wide = torch.promote_types(x.dtype, torch.float32)
+        norm = None if limit is None else example_norm(x.detach().to(wide))
         symmetric = [before for before, _ in self.padding]
         if self.padding_mode == "circular":
             x = F.pad(x, self._flat_padding(), mode="circular")
@@ -111,7 +113,22 @@ class _SpectralConv(AffineModule):
         elif symmetric != [after for _, after in self.padding]:
             x = F.pad(x, self._flat_padding())
             symmetric = [0] * self.axes
-        if limit is None or norm is None:
+        # The gradient of Psi is N times the kernel's, which is at most sqrt(m) ||g|| ||x||.
+        most = None if limit is None else limit / (self.scale * math.sqrt(self.multiplicity))
+        if rounds_products(x):
+            return rounded_convolution(
+                x,
+                kernel,
+                self.bias,
+                input_norm=norm,
+                limit=most,
+                count=self._count(),
+                stride=self.stride,
+                padding=symmetric,
+                dilation=self.dilation,
+                groups=self.groups,
+            )
+        if most is None or norm is None:
             function = F.conv1d if self.axes == 1 else F.conv2d
             return function(
                 x, kernel, self.bias, self.stride, symmetric, self.dilation, self.groups
@@ -121,8 +138,7 @@ class _SpectralConv(AffineModule):
             kernel,
             self.bias,
             input_norm=norm,
-            # The gradient of Psi is N times the kernel's, which is at most sqrt(m) ||g|| ||x||.
-            limit=limit / (self.scale * math.sqrt(self.multiplicity)),
+            limit=most,
             count=self._count(),
             stride=self.stride,
             padding=symmetric,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless._arguments import positive
-from clipless._geometry import scale_into_ball
+from clipless._geometry import scale_into_ball, scale_to_sphere
 
 
 class BoundedInput(nn.Module):
@@ -36,14 +36,8 @@ class BoundedInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, ...) -> the same shape, every example of norm at most `norm`."""
         finite = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
-        if self.mode == "clip":
-            return scale_into_ball(finite, self.norm)
-        flat = finite.unsqueeze(-1).flatten(1)
-        # Entries are scaled to at most one first: their squares neither overflow nor vanish.
-        largest = flat.detach().abs().amax(dim=1, keepdim=True)
-        unit = flat / torch.where(largest > 0, largest, 1.0)
-        length = torch.linalg.vector_norm(unit, dim=1, keepdim=True)
-        return (unit * (self.norm / torch.where(length > 0, length, 1.0))).view_as(x)
+        scale = scale_into_ball if self.mode == "clip" else scale_to_sphere
+        return scale(finite, self.norm)
 
     def extra_repr(self) -> str:
         """The arguments, for printing."""

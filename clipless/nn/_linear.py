@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from clipless._arguments import positive
 from clipless.nn._base import AffineModule, draw_orthogonal
 from clipless.nn._product import clipped_linear
+from clipless.nn._rounded import rounded_linear, rounds_products
 from clipless.spectral import Constraint, EuclideanBall, Orthogonal, SpectralBall
 
 
@@ -47,6 +48,8 @@ class _Linear(AffineModule):
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
         limit = self._weight_limit()
+        if rounds_products(x):
+            return rounded_linear(x, self.weight, self.bias, limit, self._count())
         if limit is None:
             return F.linear(x, self.weight, self.bias)
         return clipped_linear(x, self.weight, self.bias, limit, self._count())

@@ -11,10 +11,11 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clipless.nn._euclidean import GlobalNorms, WindowNorms, euclidean_norms
+from clipless.nn._euclidean import root as root  # for pooling layers elsewhere
 from clipless.spectral import patch_multiplicity
 
 Size = int | Sequence[int]
@@ -67,7 +68,19 @@ class _AvgPool(_WindowPool):
 class _L2NormPool(_WindowPool):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, *size) -> (batch, channels, *size')."""
-        return root(self._average(x * x) * (self.window / self.multiplicity))
+        if self.axes == 2:
+            return euclidean_norms(x, self._norms())
+        return euclidean_norms(x.unsqueeze(-2), self._norms()).squeeze(-2)
+
+    def _norms(self) -> WindowNorms:
+        """The windows; those of a sequence are windows of an image of height one."""
+        ones, zeros = (1,) * (2 - self.axes), (0,) * (2 - self.axes)
+        return WindowNorms(
+            kernel=(*ones, *self.kernel_size),  # type: ignore[arg-type]
+            stride=(*ones, *self.stride),  # type: ignore[arg-type]
+            padding=(*zeros, *self.padding),  # type: ignore[arg-type]
+            multiplicity=self.multiplicity,
+        )
 
 
 class ScaledAvgPool1d(_AvgPool):
@@ -117,8 +130,7 @@ class _GlobalAvgPool(nn.Module):
 class _GlobalL2NormPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, *size) -> (batch, channels)."""
-        positions = x.flatten(2)
-        return root((positions * positions).sum(dim=-1))
+        return euclidean_norms(x, GlobalNorms())
 
 
 class ScaledGlobalAvgPool1d(_GlobalAvgPool):
@@ -135,13 +147,3 @@ class ScaledGlobalL2NormPool1d(_GlobalL2NormPool):
 
 class ScaledGlobalL2NormPool2d(_GlobalL2NormPool):
     """The Euclidean norm over all pixels, channel by channel: 1-Lipschitz."""
-
-
-# Below this energy, float32 squares have lost so many bits that x / ||x|| could exceed one.
-_NEGLIGIBLE_ENERGY = 1e-31
-
-
-def root(energy: Tensor) -> Tensor:
-    """Square root that is zero, with derivative zero, where the energy is zero or negligible."""
-    negligible = energy <= _NEGLIGIBLE_ENERGY
-    return torch.where(negligible, 0.0, torch.where(negligible, 1.0, energy).sqrt())

@@ -17,15 +17,17 @@ from clipless.bounds._trace import check_rules
 from clipless.errors import CliplessError, PrivacyError
 from clipless.losses import Loss
 from clipless.privacy._accounting import epsilon
-from clipless.privacy._budget import Budget, BudgetMeter
 from clipless.privacy._choices import SamplingName
+from clipless.privacy._distributed_start import ledger_together
+from clipless.privacy._engine_start import start_session
 from clipless.privacy._history import Accountant
 from clipless.privacy._ledger import Ledger
 from clipless.privacy._loader import PrivateLoader
 from clipless.privacy._mechanism import Relation, Sampling
-from clipless.privacy._noise import GaussianNoise, NoiseStrategy
+from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._plan import Plan
-from clipless.privacy._preparation import RunOptions, prepare
+from clipless.privacy._precision import Precision
+from clipless.privacy._preparation import RunOptions
 from clipless.privacy._report import PrivacyReport
 from clipless.privacy._resume import begin_run, run_state
 from clipless.privacy._session import TrainingSession
@@ -75,6 +77,7 @@ class PrivacyEngine:
         self._ledger_place = ledger
         self._seed = seed
         self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
+        self._opened = False
         self._session: TrainingSession | None = None
         self._sessions: list[TrainingSession] = []
         self._run = ""
@@ -99,10 +102,12 @@ class PrivacyEngine:
         epochs: float | None = None,
         steps: int | None = None,
         micro_batch_size: int | None = None,
-        pad: bool = False,
+        pad: bool | None = None,
         augment: Augment | None = None,
         views: int | None = None,
         input_shape: Shape | None = None,
+        precision: Precision = "float32",
+        compile: bool | str = False,
         grad_scaler: Any = None,
         projection: bool = True,
         resume_from: Mapping[str, Any] | None = None,
@@ -129,13 +134,19 @@ class PrivacyEngine:
             noise_coefficients: for `per_layer`, relative weights by parameter name.
             epochs, steps: how long training is planned to last, for the report.
             micro_batch_size: hand out each step's batch in parts of at most this many examples.
-            pad: give every batch the same number of rows.
+            pad: give every batch the same number of rows; by default if training is compiled.
             augment: a random change of the inputs, row by row: `augment(batch, generator=...)`
                 returns a tensor of the same shape (see `Augment`). One that is seen to mix
                 examples is refused.
             views: how many augmented views of each example a step averages over, each a row of
                 the batch. Sensitivity, noise and epsilon do not change; memory and time do.
             input_shape: shape of one example; by default that of the first one.
+            precision: what products of activations and weights are rounded to: `"float32"`,
+                `"tf32"` (torch's flags decide where it is used; the CPU has none) or `"bfloat16"`
+                (the model is run under autocast). Rounding is covered by a slack in the
+                sensitivities, `plan.arithmetic_slack`: lower precision means more noise.
+            compile: compile the forward and backward pass, by `torch.compile` with its default
+                backend or the one named here; see `compile`.
             grad_scaler: the `torch.amp.GradScaler` in use, if any.
             projection: leave weights unconstrained with `False`, which voids the bounds and is
                 allowed without noise only, for comparisons.
@@ -152,8 +163,8 @@ class PrivacyEngine:
             target_delta=target_delta, sampling=sampling, relation=relation, noise=noise,
             noise_coefficients=noise_coefficients, epochs=epochs, steps=steps,
             micro_batch_size=micro_batch_size, pad=pad, augment=augment, views=views,
-            input_shape=input_shape, grad_scaler=grad_scaler, projection=projection,
-            resume_from=resume_from, replay=replay,
+            input_shape=input_shape, precision=precision, compile=compile, grad_scaler=grad_scaler,
+            projection=projection, resume_from=resume_from, replay=replay,
         )  # fmt: skip
         return self._start(module, optimizer, data_loader, criterion, options)
 
@@ -173,10 +184,12 @@ class PrivacyEngine:
         noise: NoiseStrategy = "optimal",
         noise_coefficients: Mapping[str, float] | None = None,
         micro_batch_size: int | None = None,
-        pad: bool = False,
+        pad: bool | None = None,
         augment: Augment | None = None,
         views: int | None = None,
         input_shape: Shape | None = None,
+        precision: Precision = "float32",
+        compile: bool | str = False,
         grad_scaler: Any = None,
         resume_from: Mapping[str, Any] | None = None,
         replay: bool = True,
@@ -198,8 +211,8 @@ class PrivacyEngine:
             sampling=sampling, relation=relation, noise=noise,
             noise_coefficients=noise_coefficients, epochs=epochs, steps=steps,
             micro_batch_size=micro_batch_size, pad=pad, augment=augment, views=views,
-            input_shape=input_shape, grad_scaler=grad_scaler, projection=True,
-            resume_from=resume_from, replay=replay,
+            input_shape=input_shape, precision=precision, compile=compile, grad_scaler=grad_scaler,
+            projection=True, resume_from=resume_from, replay=replay,
         )  # fmt: skip
         return self._start(module, optimizer, data_loader, criterion, options)
 
@@ -211,46 +224,28 @@ class PrivacyEngine:
         criterion: Loss,
         options: RunOptions,
     ) -> Private:
-        plan, loader, shape = prepare(
+        self._session = session = start_session(
             module=module,
             optimizer=optimizer,
             data_loader=data_loader,
             criterion=criterion,
             options=options,
             accountant=self.accountant,
-            sampling_seed=self._derived_seed("sampling"),
+            seed=self._seed,
+            derived_seed=self._derived_seed,
             open_ledger=self._open_ledger,
-        )
-        for earlier in self._sessions:
-            if earlier.shares(unwrap(module), optimizer, criterion, loader):
-                earlier.detach()
-        ledger = self._open_ledger(plan.sampling.dataset_size, plan.relation)
-        budget = None
-        if plan.target_epsilon is not None:
-            budget = Budget(
-                epsilon=plan.target_epsilon, delta=plan.delta, accountant=plan.accountant
-            )
-        self._session = session = TrainingSession(
-            model=unwrap(module),
-            optimizer=optimizer,
-            loader=loader,
-            criterion=criterion,
-            plan=plan,
-            ledger=ledger,
-            noise=GaussianNoise(seed=self._derived_seed("noise")),
-            meter=None if budget is None else BudgetMeter(budget=budget, ledger=ledger),
-            input_shape=shape,
-            projection=options.projection,
-            grad_scaler=options.grad_scaler,
+            earlier=self._sessions,
         )
         self._sessions = [one for one in self._sessions if one.attached] + [self._session]
         try:
-            self._first_plan = plan
+            self._first_plan = session.plan
             self._run = begin_run(session, options.resume_from, replay=options.replay)
+            if options.compile:
+                self.compile(backend="inductor" if options.compile is True else options.compile)
         except BaseException:
             session.detach()
             raise
-        return module, optimizer, loader
+        return module, optimizer, session.loader
 
     def _derived_seed(self, purpose: str) -> int | None:
         """A seed that differs for sampling and noise, and from one run of this engine to the next.
@@ -264,11 +259,15 @@ class PrivacyEngine:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
 
     def _open_ledger(self, dataset_size: int, relation: Relation) -> Ledger:
-        if self._ledger is None:
+        if not self._opened:
             place = self._ledger_place
-            assert not isinstance(place, Ledger)
-            self._ledger = Ledger(place, dataset_size=dataset_size, relation=relation)
+            self._ledger = ledger_together(
+                lambda: place if isinstance(place, Ledger)
+                else Ledger(place, dataset_size=dataset_size, relation=relation)
+            )  # fmt: skip
+            self._opened = True
         ledger = self._ledger
+        assert ledger is not None
         if (ledger.dataset_size, ledger.relation) != (dataset_size, relation):
             raise PrivacyError(
                 f"this engine's ledger is kept for {ledger.dataset_size} examples under "
@@ -310,7 +309,8 @@ class PrivacyEngine:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `resume_from` needs to continue the run after its last step: plain data and
-        tensors. Save it together with the model, the optimizer and the ledger.
+        tensors. Save it together with the model, the optimizer and the ledger. In distributed
+        training it is the same for all processes, and all must ask for it.
 
         It determines the samples and the noise to come: whoever has it can remove both. Keep it
         from whom the guarantee is meant for.
@@ -352,9 +352,32 @@ class PrivacyEngine:
 
     # --- changing course -------------------------------------------------------------------------
 
+    def compile(self, *, backend: str = "inductor", mode: str | None = None) -> None:
+        """Compile the run in progress: the first step takes long, the following ones less time.
+
+        Forward and backward pass go through `torch.compile`, and on a GPU the criterion with its
+        gradient too; the projection becomes one CUDA graph there. Model, optimizer and criterion
+        stay the same objects, with all checks around the compiled code. Use batches of one size
+        (`pad=True`, the default of `make_private(compile=True)`), or every new size compiles anew.
+        Where compilation fails, a warning says so and training goes on uncompiled.
+
+        Args:
+            backend, mode: as for `torch.compile`.
+        """
+        self.session.compile(backend=backend, mode=mode)
+
     def set_noise_multiplier(self, noise_multiplier: float) -> None:
         """Use another amount of noise from the next step on; each amount is accounted for."""
         self.session.set_noise_multiplier(noise_multiplier)
+
+    def gather_optimizer_state(self) -> None:
+        """Complete the optimizer's state in process 0, for `optimizer.state_dict()` there.
+
+        For distributed training, in which each process has the state of its own parameters: call
+        it in all processes. Otherwise it does nothing.
+        """
+        if self.session.team is not None:
+            self.session.team.gather_optimizer_state(self.session.optimizer)
 
     def detach(self) -> None:
         """End private training: take all hooks off and settle the ledger."""

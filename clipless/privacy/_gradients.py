@@ -13,8 +13,16 @@ from clipless.errors import PrivacyError
 class Gradients:
     """The gradients of a model's parameters: nothing without noise is left where others look."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], trainable: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        trainable: Sequence[Tensor],
+        *,
+        sharded: bool = False,
+    ) -> None:
         self._parameters, self._trainable = list(parameters.values()), list(trainable)
+        # The graph of a sharded model ends in whole copies of its parameters.
+        self._inputs = None if sharded else self._trainable
         self._own: list[Tensor] = []
 
     def drop(self) -> None:
@@ -22,8 +30,11 @@ class Gradients:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def put(self, gradients: Sequence[Tensor]) -> None:
-        """Let the trainable parameters have these gradients, and remember that they are ours."""
+    def put(self, gradients: Sequence[Tensor | None]) -> None:
+        """Let the trainable parameters have these gradients, and remember that they are ours.
+
+        None is for parameters that another process looks after.
+        """
         self.drop()
         for parameter, gradient in zip(self._trainable, gradients, strict=True):
             parameter.grad = gradient
@@ -47,7 +58,10 @@ class Gradients:
         """
         try:
             self.drop()
-            torch.autograd.backward(output, cotangents, inputs=self._trainable)
+            # Not in the precision of whatever surrounds the call of `backward`.
+            with torch.autocast(output.device.type, enabled=False):
+                rounded = cotangents.to(output.dtype)
+                torch.autograd.backward(output, rounded, inputs=self._inputs)
             for index, parameter in enumerate(self._trainable):
                 if parameter.grad is None:
                     continue

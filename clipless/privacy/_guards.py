@@ -16,6 +16,7 @@ from torch import Tensor
 
 from clipless.errors import PrivacyError
 from clipless.nn._gradient import clip_rows
+from clipless.privacy._inspection import may_be_read
 
 if TYPE_CHECKING:
     from clipless.privacy._batches import StepSample
@@ -49,10 +50,16 @@ class ForwardCall:
 
 def cut_off(call: ForwardCall) -> Tensor:
     """Return the output as everybody sees it: the same values, and no way to the parameters."""
-    seen = call.output.detach().clone().requires_grad_()
+    seen = _copy(call.output)
     seen._clipless_call = call  # type: ignore[attr-defined]
     seen.register_hook(_refuse_other_use)
     return seen
+
+
+def _copy(output: Tensor) -> Tensor:
+    """The same values at the end of no graph, in float32 at least: losses do not round."""
+    wide = torch.promote_types(output.dtype, torch.float32)
+    return output.detach().to(wide, copy=True).requires_grad_()
 
 
 def call_of(output: Any) -> ForwardCall | None:
@@ -63,10 +70,22 @@ def call_of(output: Any) -> ForwardCall | None:
 
 def tap(call: ForwardCall) -> Tensor:
     """Return the output for the criterion; its backward pass is the one that counts."""
-    own = call.output.detach().clone().requires_grad_()
+    own = _copy(call.output)
     tapped: Tensor = _Tap.apply(own, call)  # type: ignore[no-untyped-call]
     tapped._clipless_call = call  # type: ignore[attr-defined]
     return tapped
+
+
+def settled(call: ForwardCall, loss: Tensor, cotangents: Tensor) -> Tensor:
+    """Return a loss whose guarded cotangents are known already: `backward` hands them over."""
+    own = torch.empty(0, device=loss.device, requires_grad=True)
+    result: Tensor = _Settled.apply(own, loss, cotangents, call)  # type: ignore[no-untyped-call]
+    return result
+
+
+def limit_of(session: TrainingSession) -> float:
+    """The norm that one row's cotangent may have at the model's output."""
+    return session.plan.loss_lipschitz / session.plan.loss_divisor * GUARD_ROOM
 
 
 def public_mean(losses: Tensor, weights: Tensor | None, call: ForwardCall) -> Tensor:
@@ -106,18 +125,20 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, None]:
-        call: ForwardCall = ctx.call
-        if call.finished:
-            raise PrivacyError(
-                "backward was called a second time through the same forward pass. Every sampled "
-                "example may contribute once: call the model again on a new batch, and do not "
-                "use retain_graph=True."
-            )
-        call.finished = True
-        plan = call.session.plan
-        limit = plan.loss_lipschitz / plan.loss_divisor * GUARD_ROOM
-        call.session.deliver(call, clip_rows(cotangents[0], limit))
+        _hand_over(ctx.call, clip_rows(cotangents[0], limit_of(ctx.call.session)))
         return None, None
+
+
+def _hand_over(call: ForwardCall, cotangents: Tensor) -> None:
+    """Let the session run the backward pass behind an output, once."""
+    if call.finished:
+        raise PrivacyError(
+            "backward was called a second time through the same forward pass. Every sampled "
+            "example may contribute once: call the model again on a new batch, and do not "
+            "use retain_graph=True."
+        )
+    call.finished = True
+    call.session.deliver(call, cotangents)
 
 
 class _PublicMean(torch.autograd.Function):
@@ -135,14 +156,37 @@ class _PublicMean(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None, None]:
-        scale = cotangents[0]
-        if scale.device.type == "cpu" and not ctx.call.session.allows_scaling and scale != 1:
-            raise PrivacyError(
-                f"the private loss was multiplied by {float(scale):g} before backward. The "
-                "criterion already divides by the public batch size; change the learning rate "
-                "instead, use micro_batch_size for batches larger than memory, and pass a "
-                "gradient scaler as grad_scaler= to make_private."
-            )
-        ones = scale.new_ones(ctx.count) / ctx.divisor
+        _check_scale(cotangents[0], ctx.call)
+        ones = cotangents[0].new_ones(ctx.count) / ctx.divisor
         (weights,) = ctx.saved_tensors
         return (ones if weights is None else ones * weights), None, None, None
+
+
+class _Settled(torch.autograd.Function):
+    """The loss of a step whose cotangents were computed along with it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, own: Tensor, loss: Tensor, cotangents: Tensor, call: ForwardCall
+    ) -> Tensor:
+        ctx.save_for_backward(cotangents)
+        ctx.call = call
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, None, None, None]:
+        _check_scale(cotangents[0], ctx.call)
+        (guarded,) = ctx.saved_tensors
+        _hand_over(ctx.call, guarded)
+        return None, None, None, None
+
+
+def _check_scale(scale: Tensor, call: ForwardCall) -> None:
+    """Refuse a loss that was multiplied. (On a GPU, where a look would stall, it has no effect.)"""
+    if may_be_read(scale) and not call.session.allows_scaling and scale != 1:
+        raise PrivacyError(
+            f"the private loss was multiplied by {float(scale):g} before backward. The "
+            "criterion already divides by the public batch size; change the learning rate "
+            "instead, use micro_batch_size for batches larger than memory, and pass a "
+            "gradient scaler as grad_scaler= to make_private."
+        )

@@ -18,16 +18,20 @@ class SessionHook:
     be deep-copied or pickled while it is in training. The session lives as long as its hooks.
     """
 
-    def __init__(self, owner: object, action: Callable[..., Any]) -> None:
+    def __init__(self, owner: object, action: Callable[..., Any], *, inside: bool = False) -> None:
         self._owner = weakref.ref(owner)
         self._action = action
+        self._inside = inside
+        """Whether compiled code may do without the hook, instead of stopping for it."""
         # Compiled code stops here and calls the hook. Wrapped now and not by a decorator, which
         # would load the compiler as soon as this library is imported.
         self._run = torch.compiler.disable(self._pass_on)
 
     def __call__(self, owner: object, *arguments: Any) -> Any:
         """Pass the call on if it comes from the owner itself."""
-        return self._run(owner, *arguments)
+        if not torch.compiler.is_compiling():
+            return self._pass_on(owner, *arguments)
+        return None if self._inside else self._run(owner, *arguments)
 
     def _pass_on(self, owner: object, *arguments: Any) -> Any:
         if self._owner() is not owner or is_rehearsing():

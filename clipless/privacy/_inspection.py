@@ -13,6 +13,8 @@ from clipless.bounds._structure import hooks_of
 from clipless.errors import PrivacyError
 from clipless.losses import Loss
 from clipless.privacy._batches import StepSample, sample_of
+from clipless.privacy._distributed_sharded import local
+from clipless.privacy._precision import Precision
 
 
 def check_criterion(criterion: Any) -> None:
@@ -144,6 +146,14 @@ def used_for(value: Any) -> StepSample | None:
     return sample if isinstance(sample, StepSample) and value._version == version else None
 
 
+def weights_on(sample: StepSample, device: torch.device) -> Tensor | None:
+    """The weights of a padded batch's rows, made where they are needed: a copy would wait."""
+    if sample.weights is None or sample.weights.device == device:
+        return sample.weights
+    real = sample.views * len(sample.indices)
+    return (torch.arange(sample.rows, device=device) < real).to(sample.weights.dtype)
+
+
 def check_scaler(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
     """Refuse optimizers that would divide noise by the scale of the loss."""
     if scaler is None or not scaler.is_enabled():
@@ -178,26 +188,54 @@ def _words(shapes: tuple[tuple[int, ...], ...]) -> str:
     return ", ".join(map(str, shapes))
 
 
-def check_precision(inputs: tuple[Any, ...]) -> None:
-    """Refuse reduced precision, whose rounding the plan's slack does not cover."""
+def check_precision(inputs: tuple[Any, ...], precision: Precision = "float32") -> None:
+    """Refuse roundings that are coarser than those the plan's slack covers."""
     device = next((x.device.type for x in inputs if isinstance(x, Tensor)), "cpu")
-    if torch.is_autocast_enabled(device):
+    if torch.is_autocast_enabled(device) and not (
+        precision == "bfloat16" and torch.get_autocast_dtype(device) == torch.bfloat16
+    ):
         raise PrivacyError(
             "autocast is on. Rounding in reduced precision can add more to a gradient than the "
-            "slack in the sensitivities covers: train in float32."
+            "slack in the sensitivities covers: train in float32, or pass precision='bfloat16' to "
+            "make_private, which casts by itself and has a slack for it."
         )
-    if device == "cuda" and uses_tf32():
+    if precision == "float32" and uses_tf32(device):
         raise PrivacyError(
             "TF32 is on, torch's default for convolutions on a GPU. Its rounding can add more to a "
-            "gradient than the slack in the sensitivities covers: set "
+            "gradient than the slack in the sensitivities covers: pass precision='tf32' to "
+            "make_private, which has a slack for it, or set "
             "torch.backends.cudnn.allow_tf32 = False and "
             "torch.backends.cuda.matmul.allow_tf32 = False."
         )
+    if precision != "bfloat16" and device == "cpu" and "bf16" in _cpu_formats():
+        raise PrivacyError(
+            "products of float32 numbers may be computed in bfloat16 here "
+            "(torch.set_float32_matmul_precision('medium'), or torch.backends.mkldnn). Set it to "
+            "'highest', or pass precision='bfloat16' to make_private."
+        )
+    reduced = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    if precision == "bfloat16" and device == "cuda" and reduced:
+        raise PrivacyError(
+            "sums of bfloat16 products may be rounded on the way, torch's default. Set "
+            "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False."
+        )
 
 
-def uses_tf32() -> bool:
-    """Whether convolutions or matrix products on a GPU may round their inputs to TF32."""
-    return bool(torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
+def uses_tf32(device: str = "cuda") -> bool:
+    """Whether convolutions or matrix products may round their inputs to TF32."""
+    if device != "cuda":
+        return device == "cpu" and "tf32" in _cpu_formats()
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    convolution = getattr(cudnn, "conv", None)  # since torch 2.9; the old name may then raise
+    if convolution is not None:
+        return "tf32" in (convolution.fp32_precision, matmul.fp32_precision)
+    return bool(cudnn.allow_tf32 or matmul.allow_tf32)
+
+
+def _cpu_formats() -> tuple[str, ...]:
+    """The formats that products of float32 numbers may be computed in on the CPU."""
+    parts = (getattr(torch.backends.mkldnn, name, None) for name in ("matmul", "conv"))
+    return tuple(str(part.fp32_precision) for part in parts if part is not None)
 
 
 class WeightSeal:
@@ -209,25 +247,35 @@ class WeightSeal:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters = list(model.parameters())
-        self._sealed = self._state()
+        self._parameters = [local(parameter) for parameter in model.parameters()]
+        self.renew()
 
     def renew(self) -> None:
         """Accept the parameters as they are now."""
-        self._sealed = self._state()
+        self._versions, self._norms = self._counters(), self._norms_now()
+
+    def touched(self) -> bool:
+        """Whether the counters have moved since the last `renew`: a look at no value."""
+        return self._counters() != self._versions
 
     def broken(self) -> bool:
         """Whether parameters have changed since the last `renew`."""
-        versions, norms = self._state()
-        old_versions, old_norms = self._sealed
-        if versions != old_versions:
+        if self.touched():
             return True
-        return norms is not None and old_norms is not None and not torch.equal(norms, old_norms)
+        norms = self._norms_now()
+        return norms is not None and self._norms is not None and not torch.equal(norms, self._norms)
+
+    def _counters(self) -> list[tuple[int, int]]:
+        return [(p._version, p.data_ptr()) for p in self._parameters]
 
     @torch.no_grad()
-    def _state(self) -> tuple[tuple[tuple[int, int], ...], Tensor | None]:
-        versions = tuple((p._version, p.data_ptr()) for p in self._parameters)
-        if any(p.device.type != "cpu" for p in self._parameters):
-            return versions, None
-        norms = torch._foreach_norm(self._parameters)  # type: ignore[arg-type]
-        return versions, torch.stack([norm.double() for norm in norms])
+    def _norms_now(self) -> Tensor | None:
+        if not all(map(may_be_read, self._parameters)):
+            return None
+        norms = torch._foreach_norm(self._parameters)
+        return torch.stack([norm.double() for norm in norms])
+
+
+def may_be_read(tensor: Tensor) -> bool:
+    """Whether a look at the values costs nothing; on a GPU it would wait for all that is queued."""
+    return tensor.device.type == "cpu"

@@ -38,7 +38,7 @@ class Ledger:
     A file is created if `path` does not exist, for which `dataset_size` and `relation` are needed;
     otherwise it is continued, never reset. A `path` of None keeps the ledger in memory. One ledger
     has one writer: a second one, in this or another process, is refused, and a forked child cannot
-    write.
+    write. In memory it may begin with a `snapshot` of another, for processes that follow that one.
 
     Blocks start with one step and double up to `block_size` while the mechanism stays the same, so
     that noise that changes with every step costs one line a step and no refunds.
@@ -61,6 +61,7 @@ class Ledger:
         dataset_size: int | None = None,
         relation: Relation | None = None,
         block_size: int = 256,
+        snapshot: str | None = None,
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, got {block_size}")
@@ -71,7 +72,10 @@ class Ledger:
         self._block: LedgerEntry | None = None
         self._unspent = 0
         self._steps = RunSteps()
+        if path is not None and snapshot is not None:
+            raise ValueError("a ledger in a file begins with what the file says: see absorb")
         self._file = None if path is None else LedgerFile(path)
+        self._beginning = [] if snapshot is None else snapshot.splitlines()
         try:
             text = self._begin(dataset_size, relation)
         except BaseException:
@@ -287,7 +291,7 @@ class Ledger:
 
     def _begin(self, dataset_size: int | None, relation: Relation | None) -> LedgerText:
         """Read the file, or write the header of a new one."""
-        lines = [] if self._file is None else self._file.lines
+        lines = self._beginning if self._file is None else self._file.lines
         name = "ledger" if self._file is None else str(self._file.path)
         if not lines:
             if dataset_size is None or relation is None:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from clipless.errors import PrivacyError
 from clipless.privacy._batches import StepSample, count_micro_batches, make_source, split_step, tag
+from clipless.privacy._distributed import rank_and_size
 from clipless.privacy._mechanism import PoissonSampling, Sampling
 from clipless.privacy._sampling import (
     IndexSampler,
@@ -49,8 +50,9 @@ class PrivateLoader:
     repeated. Sizes of samples and micro-batches count examples. The views of a step are a
     function of the sampler's key, like its sample.
     `seed`: for reproducible experiments; the default is fresh randomness.
-    `rank`, `world_size`: hand out this process's part of each step's sample only. All processes
-    must share a seed, or load one `state_dict`.
+    `rank`, `world_size`: hand out this process's part of each step's sample only; by default they
+    are those of the process group, if there is one. All processes must share a seed, or load one
+    `state_dict`, which the engine does for them.
 
     `collate_fn` and data sets must keep examples apart: one that mixes examples of a batch
     (mixup in the collate function, for instance) voids the guarantee and cannot be noticed here.
@@ -76,8 +78,8 @@ class PrivateLoader:
         augment: Augment | None = None,
         views: int | None = None,
         seed: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         num_workers: int = 0,
@@ -88,6 +90,9 @@ class PrivateLoader:
         multiprocessing_context: Any = None,
         generator: torch.Generator | None = None,
     ) -> None:
+        here = rank_and_size()
+        rank = here[0] if rank is None else rank
+        world_size = here[1] if world_size is None else world_size
         if not 0 <= rank < world_size:
             raise PrivacyError(f"rank={rank} is not one of world_size={world_size} processes")
         if micro_batch_size is not None and micro_batch_size < 1:
@@ -147,8 +152,8 @@ class PrivateLoader:
         augment: Augment | None = None,
         views: int | None = None,
         seed: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> PrivateLoader:
         """Sample from the data set of a `DataLoader`, read and collated as that loader does.
 
@@ -277,6 +282,11 @@ class PrivateLoader:
                 f"{self.sampling.dataset_size}; the rate and the accounting rest on that number. "
                 "Build the loader anew for a data set that changed."
             )
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which process's part of the samples this is, of how many."""
+        return self._rank, self._world_size
 
     def renew(self) -> None:
         """Continue with fresh randomness: see `IndexSampler.renew`."""

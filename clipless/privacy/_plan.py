@@ -13,27 +13,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from clipless.bounds import SensitivityReport
 from clipless.privacy._accounting import epsilon
 from clipless.privacy._history import Accountant
 from clipless.privacy._mechanism import Mechanism, Relation, Sampling
 from clipless.privacy._noise import NoiseStrategy, joint_multiplier, noise_scales
-
-# What the arithmetic of a training step may add to a per-example gradient, relative to the bound
-# of exact arithmetic: rounding of the forward and backward pass and of the sum over the batch.
-_ARITHMETIC_SLACK = {torch.float64: 1e-9, torch.float32: 1e-3}
-
-
-def arithmetic_slack(dtype: torch.dtype) -> float:
-    """Return the slack that covers rounding in a training step of this precision."""
-    if dtype not in _ARITHMETIC_SLACK:
-        raise ValueError(
-            f"parameters of {dtype} are not supported: rounding in {dtype} is too coarse to be "
-            "covered by the default slack. Keep parameters in float32."
-        )
-    return _ARITHMETIC_SLACK[dtype]
+from clipless.privacy._precision import Precision
+from clipless.privacy._precision import arithmetic_slack as arithmetic_slack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +52,10 @@ class Plan:
     """Counts that a step releases beside its gradients, for thresholds that follow a quantile."""
     loss: str
     loss_lipschitz: float
+    precision: Precision = "float32"
+    """What products of activations and weights are rounded to; sums are float32 throughout."""
     arithmetic_slack: float
+    """What rounding may add to a gradient bound, relative to it: part of the sensitivities."""
     accountant: Accountant
     delta: float
     target_epsilon: float | None
@@ -161,10 +150,10 @@ class Plan:
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """Restore what `to_dict` wrote; unknown or missing fields are refused.
 
-        Plans from before there were views have one.
+        Plans from before there were views have one; from before precisions, float32.
         """
         expected = {field.name for field in fields(cls)}
-        data = {"views": 1, **data}
+        data = {"views": 1, "precision": "float32", **data}
         if set(data) != expected:
             raise ValueError(f"a plan has the fields {sorted(expected)}, got {sorted(data)}")
         mechanism = Mechanism.from_dict(

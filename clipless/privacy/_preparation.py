@@ -24,6 +24,7 @@ from clipless.privacy._choices import (
     parameter_dtype,
     relation_for,
 )
+from clipless.privacy._distributed import rank_and_size
 from clipless.privacy._following import planned_queries
 from clipless.privacy._history import Accountant
 from clipless.privacy._inspection import check_criterion
@@ -32,6 +33,7 @@ from clipless.privacy._loader import PrivateLoader
 from clipless.privacy._mechanism import Relation, Sampling
 from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._plan import Plan, arithmetic_slack, planned_parameters
+from clipless.privacy._precision import Precision
 from clipless.privacy._resume import require_same_plan
 from clipless.privacy._views import Augment
 from clipless.privacy._wrapping import check_wrappable
@@ -55,10 +57,12 @@ class RunOptions:
     epochs: float | None
     steps: int | None
     micro_batch_size: int | None
-    pad: bool
+    pad: bool | None
     augment: Augment | None
     views: int | None
     input_shape: Shape | None
+    precision: Precision
+    compile: bool | str
     grad_scaler: Any
     projection: bool
     resume_from: Mapping[str, Any] | None
@@ -115,7 +119,13 @@ def prepare(
         views=loader.views,
         loss=report.loss,
         loss_lipschitz=report.loss_lipschitz,
-        arithmetic_slack=arithmetic_slack(parameter_dtype(module)),
+        precision=options.precision,
+        arithmetic_slack=arithmetic_slack(
+            parameter_dtype(module),
+            precision=options.precision,
+            model=unwrap(module),
+            report=report,
+        ),
         accountant=accountant,
         delta=delta,
         target_epsilon=options.target_epsilon,
@@ -148,6 +158,12 @@ def _private_loader(
                 "this loader is private already: give sampling, micro_batch_size, pad, augment "
                 "and views to it"
             )
+        if data_loader.place != rank_and_size():
+            raise PrivacyError(
+                f"this loader hands out part {data_loader.place[0]} of {data_loader.place[1]} of "
+                f"each sample, but this is process {rank_and_size()[0]} of {rank_and_size()[1]}. "
+                "Leave rank and world_size out, and make it after init_process_group."
+            )
         return data_loader
     batch_size = check_wrappable(data_loader)
     size = len(data_loader.dataset)  # type: ignore[arg-type]
@@ -157,7 +173,7 @@ def _private_loader(
         data_loader,
         sampling=sampling,
         micro_batch_size=options.micro_batch_size,
-        pad=options.pad,
+        pad=bool(options.compile) if options.pad is None else options.pad,
         augment=options.augment,
         views=options.views,
         seed=seed,

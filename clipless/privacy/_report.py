@@ -117,7 +117,8 @@ def plan_table(plan: Plan) -> Table:
         "budget": f"{target}, delta {plan.delta:g}",
         "planned steps": "open" if plan.steps is None else str(plan.steps),
         "loss": f"{plan.loss}, {plan.loss_lipschitz:.4g}-Lipschitz",
-        "arithmetic slack": f"{plan.arithmetic_slack:g} (in the sensitivities)",
+        "precision": plan.precision,
+        "arithmetic slack": f"{plan.arithmetic_slack:.3g} (in the sensitivities)",
     }
     if plan.views > 1:
         rows["augmentation"] = f"{plan.views} views of every example, averaged"

@@ -17,14 +17,18 @@ from torch import Tensor, nn
 
 from clipless.bounds import sensitivity
 from clipless.bounds._sensitivity import Shape, input_shapes
-from clipless.bounds._structure import structure_of
 from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.losses import Loss
-from clipless.nn import ConstrainedModule, certify, project
+from clipless.nn import ConstrainedModule
 from clipless.nn._base import set_loss_scale
+from clipless.privacy import _refusals as refusals
 from clipless.privacy._batches import StepSample
 from clipless.privacy._budget import BudgetMeter
-from clipless.privacy._changes import check_dtypes, check_same_model
+from clipless.privacy._changes import check_same_model
+from clipless.privacy._compiled_calls import CompiledCalls
+from clipless.privacy._distributed_sharded import uncovered, whole
+from clipless.privacy._distributed_sharded_team import refuse_compiled
+from clipless.privacy._distributed_team import Team, meeting
 from clipless.privacy._following import Followers
 from clipless.privacy._gradients import Gradients
 from clipless.privacy._guards import (
@@ -37,7 +41,6 @@ from clipless.privacy._guards import (
 )
 from clipless.privacy._hooks import SessionHook
 from clipless.privacy._inspection import (
-    WeightSeal,
     check_criterion_call,
     check_global_hooks,
     check_gradient_hooks,
@@ -50,12 +53,15 @@ from clipless.privacy._inspection import (
     check_target,
     mark_used,
     marked_sample,
+    weights_on,
 )
 from clipless.privacy._ledger import Ledger
 from clipless.privacy._loader import PrivateLoader
 from clipless.privacy._mechanism import FullBatch
+from clipless.privacy._model_guard import ModelGuard
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._plan import Plan
+from clipless.privacy._precision import arithmetic_slack
 from clipless.privacy._step import StepProgress, step_without_batch, warn_of_skipped
 
 
@@ -76,7 +82,9 @@ class TrainingSession:
         input_shape: Shape,
         projection: bool,
         grad_scaler: Any,
+        team: Team | None = None,
     ) -> None:
+        self.team = team
         self.model, self.optimizer, self.criterion = model, optimizer, criterion
         self.loader, self.plan, self.ledger, self.noise = loader, plan, ledger, noise
         self.steps_taken = 0
@@ -87,7 +95,8 @@ class TrainingSession:
         self._inside_forward = False
         self._parameters = dict(model.named_parameters())
         self._trainable = [self._parameters[p.name] for p in plan.parameters]
-        self._gradients = Gradients(self._parameters, self._trainable)
+        sharded = team is not None and team.sharded
+        self._gradients = Gradients(self._parameters, self._trainable, sharded=sharded)
         self._delivering = threading.Lock()
         # Kept on the criterion, since another session may have changed it already.
         self._original_reduction: str = vars(criterion).setdefault(
@@ -96,13 +105,18 @@ class TrainingSession:
         self._handles: list[Any] = []
         check_optimizer(optimizer, self._parameters)
         check_scaler(grad_scaler, optimizer)
+        self._compiled: CompiledCalls | None = None
         self._attach()
-        self._structure = structure_of(model, numbers=True)
+        self._guard = ModelGuard(
+            model, self._trainable, precision=plan.precision, projection=projection,
+            team=team,
+        )  # fmt: skip
+        self._structure = self._guard.structure()
         self._deviations = list(plan.noise_deviations.values())
-        self._seal = WeightSeal(model)
         self._followers: Followers | None = None
         if plan.queries:
-            report = sensitivity(model, loss=criterion, input_shape=self._input_shapes)
+            with whole(model):
+                report = sensitivity(model, loss=criterion, input_shape=self._input_shapes)
             self._followers = Followers(model, report, plan.loss_divisor)
 
     # --- attaching and detaching -----------------------------------------------------------------
@@ -110,27 +124,65 @@ class TrainingSession:
     def _attach(self) -> None:
         model, criterion, optimizer = self.model, self.criterion, self.optimizer
         self._gradients.drop()  # of whatever came before
-        set_loss_scale(model, 1 / self.plan.loss_divisor)
+        with uncovered(model):
+            set_loss_scale(model, 1 / self.plan.loss_divisor)
         criterion.reduction = "none"
         keep = self._handles.append
-        keep(model.register_forward_pre_hook(SessionHook(model, self._before_forward)))
+        first = self.team is not None  # before parameters are brought together
+        hook = SessionHook(model, self._before_forward)
+        keep(model.register_forward_pre_hook(hook, prepend=first))
         keep(model.register_forward_hook(SessionHook(model, self._after_forward), always_call=True))
         for module in model.modules():
             if module is not model and isinstance(module, ConstrainedModule):
-                keep(module.register_forward_pre_hook(SessionHook(module, self._inner_call)))
+                hook = SessionHook(module, self._inner_call, inside=True)
+                keep(module.register_forward_pre_hook(hook))
         keep(criterion.register_forward_pre_hook(SessionHook(criterion, self._before_criterion)))
         keep(criterion.register_forward_hook(SessionHook(criterion, self._after_criterion)))
         keep(optimizer.register_step_pre_hook(SessionHook(optimizer, self._before_step)))
         keep(optimizer.register_step_post_hook(SessionHook(optimizer, self._after_step)))
+        if self.team is not None:
+            hook = SessionHook(optimizer, self.team.before_state_dict)
+            keep(optimizer.register_state_dict_pre_hook(hook))
 
     def detach(self) -> None:
         """Take all hooks off: model, criterion and optimizer are ordinary again."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self.team is not None:
+            self.team.leave()
+        if self._compiled is not None:
+            self._compiled.remove()
+            self._compiled = None
         self._progress = None
         self.criterion.reduction = self._original_reduction  # type: ignore[assignment]
-        set_loss_scale(self.model, 1.0)
+        with uncovered(self.model):
+            set_loss_scale(self.model, 1.0)
+
+    def compile(self, *, backend: str, mode: str | None) -> None:
+        """Compile forward and backward pass, and on a GPU the criterion."""
+        refuse_compiled(self.team)
+        if self._progress is not None:
+            raise PrivacyError("a step is under way: compile between steps")
+        if self._compiled is not None:
+            self._compiled.remove()
+        self._compiled = CompiledCalls(self, backend=backend, mode=mode)
+        self._structure = self._guard.structure()
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the model runs compiled."""
+        return self._compiled is not None and self._compiled.works
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether the model's passes are launched as CUDA graphs."""
+        return self._compiled is not None and self._compiled.uses_graphs
+
+    @property
+    def on_accelerator(self) -> bool:
+        """Whether the model is on a device that should not be waited for."""
+        return any(parameter.device.type != "cpu" for parameter in self._trainable)
 
     @property
     def attached(self) -> bool:
@@ -163,16 +215,21 @@ class TrainingSession:
             return
         if model.training:
             check_inputs(inputs, self._input_shapes)
-            check_precision(inputs)
+            check_precision(inputs, self.plan.precision)
             check_global_hooks()
-            self._check_weights()
-            structure = structure_of(model, numbers=True)
+            if self.team is not None:
+                self.team.check_forward()
+            self._guard.certify_edits()
+            structure = self._guard.structure()
             if structure != self._structure:
                 self._adopt_structure(structure)
+            if not self.compiled:  # compiled code casts by itself
+                self._guard.begin_casts()
         self._inside_forward = True
 
     def _after_forward(self, model: nn.Module, inputs: Any, output: Any) -> Tensor | None:
         self._inside_forward = False
+        self._guard.end_casts()
         if output is None or not torch.is_grad_enabled() or not model.training:
             return None
         check_output(output)
@@ -187,21 +244,12 @@ class TrainingSession:
             return marked
         sample = self.loader.current
         if sample is None:
-            raise PrivacyError(
-                "the model was called in training mode before a batch was drawn from the private "
-                "loader. Iterate over the loader that make_private returned; for anything but "
-                "training use model.eval() or torch.no_grad()."
-            )
+            raise refusals.no_batch_drawn()
         begun = self._last_step if self._progress is None else self._progress.step
         if sample.weights is not None and sample.step > begun + 1:
             self._count_skipped(sample.step - self._last_step)
             self._progress = None
-            raise PrivacyError(
-                "several batches were drawn since the last step, and the model's input was moved "
-                "or transformed, so that nothing tells which of them it is and which of its rows "
-                "are padding. Draw a batch, take its step, then draw the next. What was drawn is "
-                "counted."
-            )
+            raise refusals.several_batches_drawn()
         drawn = sample.step < self.loader.next_step  # and not set by hand as the current one
         if drawn and not isinstance(self.plan.sampling, FullBatch):  # always the same examples
             mark_used(inputs, sample)
@@ -211,26 +259,22 @@ class TrainingSession:
         if torch.compiler.is_compiling() or self._inside_forward:
             return
         if self.model.training and torch.is_grad_enabled():
-            raise PrivacyError(
-                f"{type(module).__name__} was called outside the model it is part of. Gradients "
-                "must come through the whole model and the criterion: call the model itself, or "
-                "use torch.no_grad() if this is not for training."
-            )
+            raise refusals.layer_called_alone(module)
 
     def _adopt_structure(self, structure: tuple[Any, ...]) -> None:
         """The model has changed since the plan was made: prove its bounds anew."""
-        report = sensitivity(self.model, loss=self.criterion, input_shape=self._input_shapes)
-        check_same_model(self.model, report, self.plan, self._parameters, self._trainable)
-        self.plan = self.plan.with_bounds(report)
+        with whole(self.model):
+            report = sensitivity(self.model, loss=self.criterion, input_shape=self._input_shapes)
+        with uncovered(self.model):
+            check_same_model(self.model, report, self.plan, self._parameters, self._trainable)
+            slack = arithmetic_slack(
+                self._trainable[0].dtype, precision=self.plan.precision, model=self.model,
+                report=report,
+            )  # fmt: skip
+        self.plan = replace(self.plan.with_bounds(report), arithmetic_slack=slack)
         self._deviations = list(self.plan.noise_deviations.values())
         self._structure = structure
-
-    def _check_weights(self) -> None:
-        """Certify the weights again if somebody has edited or loaded them."""
-        if self._projection and self._seal.broken():
-            check_dtypes(self._trainable)
-            certify(self.model)
-            self._seal.renew()
+        self._guard.prepare()
 
     # --- the criterion ---------------------------------------------------------------------------
 
@@ -243,15 +287,17 @@ class TrainingSession:
             return None  # the output of another private model, which has a session of its own
         if call is None and not self.model.training:
             return None
+        return (tap(self._enter_criterion(criterion, arguments)), *arguments[1:])
+
+    def _enter_criterion(self, criterion: Any, arguments: Any) -> ForwardCall:
+        """Check that the criterion is called as it must be, on the next micro-batch of the step."""
+        check_criterion_call(criterion, arguments)
+        call = call_of(arguments[0])
         if call is None or call.session is not self:
-            raise PrivacyError(
-                "the private criterion was given something else than the output of the private "
-                "model in training mode. Pass the model's output itself, unchanged: even a reshape "
-                "could mix examples. For evaluation use torch.no_grad()."
-            )
+            raise refusals.not_the_output()
         check_target(arguments[1], call.sample)
         self._admit(call)
-        return (tap(call), *arguments[1:])
+        return call
 
     def _after_criterion(self, criterion: Any, arguments: Any, losses: Tensor) -> Tensor:
         call = call_of(arguments[0]) if torch.is_grad_enabled() else None
@@ -259,26 +305,23 @@ class TrainingSession:
             return plain_reduction(losses, self._original_reduction)
         if call is None or call.session is not self:
             return losses
+        self._leave_criterion(call)
+        weights = weights_on(call.sample, losses.device)
+        return public_mean(losses, None if weights is None else weights.to(losses), call)
+
+    def _leave_criterion(self, call: ForwardCall) -> None:
+        """Note that this micro-batch has been through."""
         assert self._progress is not None
         self._progress.seen.add(call.sample.micro_batch)
         call.through_criterion = True
-        weights = call.sample.weights
-        return public_mean(losses, None if weights is None else weights.to(losses), call)
 
     def _admit(self, call: ForwardCall) -> None:
         """Check that this pass is the next micro-batch of the present step."""
         sample = call.sample
         if sample.step <= self._last_step:
-            raise PrivacyError(
-                "no new batch was drawn from the private loader since the last step, or an old "
-                "one was used again. Iterate over the loader that make_private returned, one step "
-                "for each batch."
-            )
+            raise refusals.no_new_batch()
         if call.structure != self._structure:
-            raise PrivacyError(
-                "the model was changed and called again between this forward pass and its "
-                "criterion; the noise would be that of another model. Change it between steps."
-            )
+            raise refusals.model_changed_meanwhile()
         if self._progress is None or sample.step != self._progress.step:
             self._begin_step(sample)
         assert self._progress is not None
@@ -307,21 +350,12 @@ class TrainingSession:
         """Run the backward pass of one forward pass, and keep the gradients."""
         progress = self._progress
         if progress is None or call.sample.step != progress.step:
-            raise PrivacyError(
-                "backward was called after the step it belongs to was taken, or after another "
-                "batch was begun. Call backward before drawing the next batch."
-            )
-        if self._projection and self._seal.broken():
-            raise PrivacyError(
-                "weights were edited between the forward pass and its backward pass; the "
-                "gradients would belong to neither. Edit them between steps."
-            )
+            raise refusals.backward_too_late()
+        if self._guard.touched():
+            raise refusals.edited_before_backward()
         check_gradient_hooks(self._trainable)
         if not self._delivering.acquire(blocking=False):
-            raise PrivacyError(
-                "two threads run backward at once, and their gradients would get mixed up. Run "
-                "the backward passes of a step one after the other."
-            )
+            raise refusals.two_threads()
         try:
             self._gradients.check_own()
             self._gradients.add_backward(call.output, cotangents, progress.gradients)
@@ -335,24 +369,24 @@ class TrainingSession:
     # --- the optimizer step ----------------------------------------------------------------------
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        with meeting(self):
+            progress = self._account_for_step(args, kwargs)
+        self._release(progress)
+
+    def _account_for_step(self, args: Any, kwargs: Any) -> StepProgress:
+        """Check that the step may be taken, and write it down."""
         check_no_closure(args, kwargs)
         progress = self._check_complete()
         check_optimizer(self.optimizer, self._parameters)
         self._gradients.check_own()
-        if structure_of(self.model, numbers=True) != progress.structure:
-            raise PrivacyError(
-                "the model was changed between its forward pass and the optimizer's step; the "
-                "gradients belong to another model. Change it between steps."
-            )
-        if self._projection and self._seal.broken():
-            raise PrivacyError(
-                "weights were edited between the backward pass and the optimizer's step. Edit "
-                "them between steps, and do not step with another optimizer."
-            )
+        if self._guard.structure() != progress.structure:
+            raise refusals.changed_before_step()
+        if self._guard.edited():
+            raise refusals.edited_before_step()
         allowed = self._require_budget()
         self.ledger.spend(self.plan.mechanism, limit=allowed)
         self._last_step = progress.step
-        self._release(progress)
+        return progress
 
     def _check_complete(self) -> StepProgress:
         progress = self._progress
@@ -375,21 +409,27 @@ class TrainingSession:
     @torch.no_grad()
     def _release(self, progress: StepProgress) -> None:
         """Give the optimizer the gradients, with their noise."""
+        found = progress.gradients
         gradients = [
-            progress.gradients.get(index, torch.zeros_like(parameter))
+            found[index] if index in found else torch.zeros_like(parameter)
             for index, parameter in enumerate(self._trainable)
         ]
         followers = self._followers
         counts = [] if followers is None else followers.fractions(gradients[0].device)
+        self._progress = None
+        if self.team is not None:
+            self._gradients.put(
+                self.team.release(gradients, counts, self.noise, self._deviations)
+            )  # fmt: skip
+            return
         self.noise.add_([*gradients, *counts], self._deviations)
         if followers is not None:
             followers.move(counts)
         self._gradients.put(gradients)
-        self._progress = None
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._projection:
-            project(self.model, include_frozen=False)
-        self._seal.renew()
+        self._guard.project()
+        if self.team is not None and self._followers is not None:
+            self._followers.move(self.team.counts)
         self._inside_forward = False
         self.steps_taken += 1

@@ -12,6 +12,7 @@ from clipless.spectral._constraints import (
     Orthogonal,
     RowBall,
     SpectralBall,
+    project_together,
 )
 from clipless.spectral._convolution import fourier_bound, patch_multiplicity
 from clipless.spectral._orthogonalize import clip_singular_values, orthogonalize
@@ -31,4 +32,5 @@ __all__ = [
     "ConvolutionBall",
     "EuclideanBall",
     "RowBall",
+    "project_together",
 ]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 # Unit roundoff of float64, doubled: complex products and reordered sums stay inside.
-_UNIT = 2.0**-52
+UNIT = 2.0**-52
 # Inflation of the last few scalar operations (square roots, sums, the final rescaling).
-_SCALAR_SLACK = 1.0 + 64 * _UNIT
+_SCALAR_SLACK = 1.0 + 64 * UNIT
 
 
 def spectral_norm_bound(matrices: Tensor, *, iterations: int = 10) -> Tensor:
@@ -33,12 +33,12 @@ def spectral_norm_bound(matrices: Tensor, *, iterations: int = 10) -> Tensor:
     """
     scaled, scale = _normalise(matrices)
     gram, error = _gram(scaled)
-    residual = _trace_bound(gram, error)
+    residual = _residual(gram) + error
     # Near-orthogonal matrices, the common case after a projection, need no squaring at all. The
     # look at the values is free on the CPU and would stall a GPU.
     if gram.device.type == "cpu" and bool((residual <= _mean_eigenvalue(gram) * 1.0001).all()):
         return _finish(residual, scale)
-    squared = _gram_iteration(gram, iterations) + error
+    squared = gram_iteration(gram, iterations) + error
     return _finish(torch.minimum(residual, squared), scale)
 
 
@@ -49,7 +49,7 @@ def gram_bound(matrices: Tensor, *, iterations: int = 10) -> Tensor:
     """
     scaled, scale = _normalise(matrices)
     gram, error = _gram(scaled)
-    return _finish(_gram_iteration(gram, iterations) + error, scale)
+    return _finish(gram_iteration(gram, iterations) + error, scale)
 
 
 def residual_bound(matrices: Tensor) -> Tensor:
@@ -61,7 +61,8 @@ def residual_bound(matrices: Tensor) -> Tensor:
     and unlike `sqrt(1 + ||G - I||_F)`, which it always improves on, it scales with the weights.
     """
     scaled, scale = _normalise(matrices)
-    return _finish(_trace_bound(*_gram(scaled)), scale)
+    gram, error = _gram(scaled)
+    return _finish(_residual(gram) + error, scale)
 
 
 def _normalise(matrices: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,10 +94,10 @@ def _gram(scaled: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = scaled.shape[-2:]
     gram = scaled @ scaled.mH if rows <= columns else scaled.mH @ scaled
     energy = _mean_eigenvalue(gram) * gram.shape[-1] * (1 + 1e-9)
-    return gram, (max(rows, columns) + 4) * _UNIT * energy
+    return gram, (max(rows, columns) + 4) * UNIT * energy
 
 
-def _gram_iteration(gram: Tensor, iterations: int) -> Tensor:
+def gram_iteration(gram: Tensor, iterations: int) -> Tensor:
     """Return an upper bound of the largest eigenvalue of a computed Gram matrix.
 
     For any A, ||A|| <= sqrt(||A A*|| ), so a bound of each square bounds its root; the rounding
@@ -112,21 +113,27 @@ def _gram_iteration(gram: Tensor, iterations: int) -> Tensor:
         current = current @ current.mH
     bound = _frobenius(current)
     # Each square was taken of a matrix of Frobenius norm one.
-    error = (size + 4) * _UNIT
+    error = (size + 4) * UNIT
     for norm in reversed(norms):
-        bound = torch.sqrt(bound + error) * norm * (1 + 8 * _UNIT)
-    return bound * (1 + size * size * _UNIT)
+        bound = torch.sqrt(bound + error) * norm * (1 + 8 * UNIT)
+    return bound * (1 + size * size * UNIT)
 
 
-def _trace_bound(gram: Tensor, error: Tensor) -> Tensor:
-    """Return `mu + sqrt((m - 1) / m) ||G - mu I||_F` plus the error of G: bounds its top value."""
-    size = gram.shape[-1]
-    mean = _mean_eigenvalue(gram)
-    identity = torch.eye(size, dtype=gram.dtype, device=gram.device)
+def trace_bound(gram: Tensor, identity: Tensor, size: Tensor | int) -> Tensor:
+    """Return `mu + sqrt((m - 1) / m) ||G - mu I||_F`, which bounds the largest eigenvalue of G.
+
+    G may be padded with zeros: `size` is m, and `identity` has ones as far as the matrix goes.
+    """
+    mean = torch.diagonal(gram, dim1=-2, dim2=-1).real.sum(dim=-1) / size
     deviation = _frobenius(gram - mean[..., None, None] * identity)
     # `mean` is itself rounded; any number in its place leaves a valid bound up to that rounding.
-    rounding = (size * size + 8) * _UNIT * (mean.abs() + deviation)
-    return mean + deviation * ((size - 1) / size) ** 0.5 + rounding + error
+    rounding = (size * size + 8) * UNIT * (mean.abs() + deviation)
+    return mean + deviation * ((size - 1) / size) ** 0.5 + rounding
+
+
+def _residual(gram: Tensor) -> Tensor:
+    size = gram.shape[-1]
+    return trace_bound(gram, torch.eye(size, dtype=gram.dtype, device=gram.device), size)
 
 
 def _mean_eigenvalue(gram: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ one batch (`clipless.nn.project`). Tensors here carry a leading batch axis: (bat
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +17,7 @@ from torch import Tensor
 from clipless.spectral._bounds import spectral_norm_bound
 from clipless.spectral._convolution import fourier_bound
 from clipless.spectral._orthogonalize import clip_singular_values, orthogonalize
+from clipless.spectral._together import project_stacks
 
 # A certificate may exceed the radius by this factor and still count as inside. The bounds are
 # multiplied by nothing for it: `project` aims far enough inside that it is never used up.
@@ -108,6 +111,8 @@ class Orthogonal(_MatrixConstraint):
 
     def project(self, weights: Tensor) -> Tensor:
         """Orthogonalise, then shrink by the certificate."""
+        if not may_look_at(weights):
+            return project_together([weights], [self])[0]
         matrices = _working_copy(self._matrices(weights))
         return self._finish(orthogonalize(matrices / self.radius) * self.radius, weights)
 
@@ -120,6 +125,8 @@ class SpectralBall(_MatrixConstraint):
 
     def project(self, weights: Tensor) -> Tensor:
         """Clip singular values, then shrink by the certificate."""
+        if not may_look_at(weights):
+            return project_together([weights], [self])[0]
         matrices = _working_copy(self._matrices(weights))
         return self._finish(clip_singular_values(matrices, radius=self.radius), weights)
 
@@ -207,6 +214,33 @@ class RowBall:
         return _shrink(rows, _euclidean_norm(rows), self.radius, dtype=weights.dtype).reshape(
             weights.shape
         )
+
+
+def may_look_at(weights: Tensor) -> bool:
+    """Whether code may depend on values: free on the CPU, a stall on a GPU, the end of a graph."""
+    return weights.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def project_together(weights: Sequence[Tensor], constraints: Sequence[Constraint]) -> list[Tensor]:
+    """Project stacks (count, *shape) of weights, each into its own constraint.
+
+    A pure function of the weights. On a GPU and in compiled code no value is looked at, and
+    matrices of all shapes share their kernels.
+    """
+    projected = list(weights)
+    shared: defaultdict[tuple[type, torch.device], list[int]] = defaultdict(list)
+    for index, (weight, constraint) in enumerate(zip(weights, constraints, strict=True)):
+        if type(constraint) in (Orthogonal, SpectralBall) and not may_look_at(weight):
+            shared[type(constraint), weight.device].append(index)
+        else:
+            projected[index] = constraint.project(weight)
+    for (kind, _), members in shared.items():
+        matrices = [constraints[index]._matrices(weights[index]) for index in members]  # type: ignore[attr-defined]
+        radii = [constraints[index].radius for index in members]
+        results = project_stacks(matrices, radii, clip=kind is SpectralBall)
+        for index, result in zip(members, results, strict=True):
+            projected[index] = result.reshape(weights[index].shape)
+    return projected
 
 
 def _euclidean_norm(weights: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clipless.errors import ConstraintError
 from clipless.nn import ConstrainedModule
+from clipless.privacy._distributed_sharded import joined, reshard, write
 from clipless.spectral import Certificate, Constraint
 
 
@@ -119,6 +120,7 @@ class WeightAverage:
             _write(parameters, averaged)
             yield self._model
         finally:
+            reshard(self._model)
             _write(parameters, kept)
             self._applied = False
 
@@ -130,7 +132,7 @@ class WeightAverage:
         """
         averaged = self._inside()
         return {
-            name: averaged[name] if name in averaged else parameter.detach().clone()
+            name: averaged[name] if name in averaged else joined(parameter.detach()).clone()
             for name, parameter in self._model.named_parameters()
         }
 
@@ -154,7 +156,9 @@ class WeightAverage:
             "start": self.start,
             "updates": self.updates,
             "total": self._total,
-            "parameters": {name: average.clone() for name, average in self._averages.items()},
+            "parameters": {
+                name: joined(average).clone() for name, average in self._averages.items()
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -186,7 +190,7 @@ class WeightAverage:
     def _inside(self) -> dict[str, Tensor]:
         """The averages in the model's dtype, scaled into the constraint sets where need be."""
         averaged = {
-            name: average.to(self._layout[name][1], copy=True)
+            name: joined(average).to(self._layout[name][1], copy=True)
             for name, average in self._averages.items()
         }
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
@@ -239,12 +243,12 @@ def _describe(entry: tuple[torch.Size, torch.dtype] | None) -> str:
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:
     """The trainable parameters by name, shared ones once, as tensors that write through."""
+    reshard(model)
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
 @torch.no_grad()
 def _write(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    if tensors:
-        torch._foreach_copy_(list(tensors), list(values))
+    write(tensors, values)
     # Mixed precision keeps half copies of the weights it met; these are out of date now.
     torch.clear_autocast_cache()

@@ -28,13 +28,28 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 
 from clipless.errors import BudgetExhaustedError
+from clipless.privacy._distributed import processes_present
+from clipless.privacy._distributed_sharded import (
+    load_whole_optimizer_state,
+    load_whole_state,
+    whole_state,
+)
 from clipless.training._callbacks import Callback, MetricsWriter
 from clipless.training._data import pair
 from clipless.training._interrupt import Interrupt, deferred_interrupts
-from clipless.training._metrics import RunningMetrics, classifies
+from clipless.training._metrics import classifies
+from clipless.training._processes import (
+    SharedFolder,
+    all_generator_states,
+    noise_places,
+    open_folder,
+    optimizer_state,
+    own_metrics,
+    restore_own_generators,
+    whole_metrics,
+)
 from clipless.training._progress import EpsilonGauge, ProgressBar
 from clipless.training._run_folder import RunFolder, SavedRun, describe
-from clipless.training._state import generator_states, restore_generators
 from clipless.training._trail import ReplayDivergedError
 
 if TYPE_CHECKING:
@@ -46,12 +61,18 @@ class Fit:
 
     def __init__(self, trainer: Trainer, data: DataLoader[Any], validation: Any) -> None:
         self._trainer, self._data, self._validation = trainer, data, validation
-        self._folder: RunFolder | None = None
+        self._processes = processes_present()
+        self._first = self._processes is None or self._processes.first
+        self._folder: RunFolder | SharedFolder | None = None
         if trainer.run_dir is not None:
-            self._folder = RunFolder(trainer.run_dir, keep=trainer._keep_checkpoints)
-        self._callbacks: list[Callback] = [*trainer.callbacks]
-        if self._folder is not None and not any(
-            isinstance(each, MetricsWriter) for each in self._callbacks
+            self._folder = open_folder(
+                trainer.run_dir, keep=trainer._keep_checkpoints, processes=self._processes
+            )
+        self._callbacks: list[Callback] = [*trainer.callbacks] if self._first else []
+        if (
+            self._first
+            and self._folder is not None
+            and not any(isinstance(each, MetricsWriter) for each in self._callbacks)
         ):
             self._callbacks.insert(0, MetricsWriter())
         self._seen_steps = any(
@@ -130,36 +151,37 @@ class Fit:
                 self._save()
 
     def _can_replay(self, saved: SavedRun) -> bool:
-        devices = {str(each.device) for each in self._trainer.model.parameters()}
-        return set(saved.state["engine"]["noise"]) <= devices
+        return set(saved.state["engine"]["noise"]) == noise_places(
+            self._trainer.model, self._processes
+        )
 
     def _make_private(self, saved: SavedRun | None, replay: bool) -> None:
         """Make the run private; a saved one with the weights it had."""
         trainer = self._trainer
-        before = {} if saved is None else copy.deepcopy(trainer.model.state_dict())
+        before = {} if saved is None else copy.deepcopy(whole_state(trainer.model))
         if saved is not None:
-            trainer.model.load_state_dict(saved.weights)
+            load_whole_state(trainer.model, saved.weights)
         try:
             self._loader = trainer._make_private(
                 self._data, None if saved is None else saved.state["engine"], replay
             )
         except BaseException:
             if saved is not None:
-                trainer.model.load_state_dict(before)
+                load_whole_state(trainer.model, before)
             raise
 
     def _restore(self, saved: SavedRun) -> None:
         trainer, state = self._trainer, saved.state
-        trainer.optimizer.load_state_dict(saved.optimizer["optimizer"])
+        load_whole_optimizer_state(trainer.optimizer, saved.optimizer["optimizer"])
         if trainer.scheduler is not None:
             trainer.scheduler.load_state_dict(saved.optimizer["scheduler"])
         if trainer.average is not None:
             trainer.average.load_state_dict(state["average"])
         trainer.step = trainer.resumed_from = saved.step
         trainer.history = list(state["history"])
-        trainer._running = RunningMetrics.from_state_dict(state["running"])
+        trainer._running = own_metrics(state["running"], self._processes)
         self._seconds = float(state["seconds"])
-        restore_generators(state["generators"])
+        restore_own_generators(state["generators"], self._processes)
 
     # --- the loop --------------------------------------------------------------------------------
 
@@ -167,7 +189,8 @@ class Fit:
         trainer = self._trainer
         trainer.stopped = "failed"
         self._gauge = EpsilonGauge(trainer.engine, steps=trainer.steps)
-        bar = ProgressBar(show=trainer._progress, steps=trainer.steps, done=trainer.step)
+        show = trainer._progress if self._first else False
+        bar = ProgressBar(show=show, steps=trainer.steps, done=trainer.step)
         try:
             self._call("on_fit_start")
             with deferred_interrupts() as interrupt:
@@ -196,7 +219,7 @@ class Fit:
     def _forget_divergence(self) -> None:
         """Go back to the checkpoint before anybody sees a step that came out in two ways."""
         assert self._saved is not None
-        self._trainer.model.load_state_dict(self._saved.weights)
+        load_whole_state(self._trainer.model, self._saved.weights)
         self._restore(self._saved)
 
     def _steps(self, bar: ProgressBar, interrupt: Interrupt) -> None:
@@ -216,12 +239,22 @@ class Fit:
                 bar.update(trainer.step, metrics=trainer._running, gauge=self._gauge)
                 if trainer.step >= boundary:
                     break
-                interrupt.raise_if_requested()
+                self._stop_if_requested(interrupt)
             if trainer.step % trainer.steps_per_epoch == 0 or trainer.step >= trainer.steps:
                 self._end_epoch()
             if trainer.step % self._checkpoint_every == 0 or trainer.step >= trainer.steps:
                 self._save()
+            self._stop_if_requested(interrupt)
+
+    def _stop_if_requested(self, interrupt: Interrupt) -> None:
+        """Stop where somebody asked to; of several processes, all after the same step."""
+        team = self._trainer.engine.session.team
+        if team is None:
             interrupt.raise_if_requested()
+        elif team.processes.stop_agreed:
+            raise KeyboardInterrupt
+        else:
+            team.processes.stop_wanted = interrupt.requested
 
     @property
     def _checkpoint_every(self) -> int:
@@ -265,14 +298,14 @@ class Fit:
         if self._folder is not None:
             self._folder.trail.flush()
         line: dict[str, Any] = {"epoch": trainer.epoch, "step": trainer.step}
-        line |= trainer._running.read()
+        line |= whole_metrics(trainer._running, self._processes).read()
         if self._validation is not None:
             found = trainer.evaluate(self._validation)
             line |= {f"validation_{name}": value for name, value in found.items()}
-        bound = self._gauge.at(trainer.step)
+        bound = self._gauge.at(trainer.step) if self._first else math.inf
         line["epsilon_bound"] = bound if math.isfinite(bound) else None
         trainer.history.append(line)
-        trainer._running = RunningMetrics()
+        trainer._running = trainer._no_metrics()
         self._call("on_epoch_end")
 
     def _call(self, name: str) -> None:
@@ -287,25 +320,26 @@ class Fit:
             return
         folder.trail.flush()
         ledger = trainer.engine.ledger.snapshot()
+        trainer.engine.gather_optimizer_state()
         scheduler = trainer.scheduler
         state = {
             "step": trainer.step,
             "seconds": self.seconds,
             "history": trainer.history,
-            "running": trainer._running.state_dict(),
+            "running": whole_metrics(trainer._running, self._processes).state_dict(),
             "engine": trainer.engine.state_dict(),
             "average": None if trainer.average is None else trainer.average.state_dict(),
-            "generators": generator_states(),
+            "generators": all_generator_states(self._processes),
             "description": self._description,
         }
         folder.save(
             state,
-            model=trainer.model,
+            weights=whole_state(trainer.model),
             optimizer={
-                "optimizer": trainer.optimizer.state_dict(),
+                "optimizer": optimizer_state(trainer.optimizer, self._processes, trainer.model),
                 "scheduler": None if scheduler is None else scheduler.state_dict(),
             },
-            average=trainer.average,
+            average=None if trainer.average is None else trainer.average.averaged_parameters(),
             ledger=ledger,
             step=trainer.step,
         )

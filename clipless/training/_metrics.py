@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from clipless import losses
 from clipless.losses import Loss
+from clipless.privacy._distributed_sharded import reshard
 from clipless.training._data import pair
 
 _CLASSIFICATION = (
@@ -53,6 +54,8 @@ class RunningMetrics:
     examples: Any = 0.0
     steps: int = 0
     step_loss: Any = field(default=0.0)
+    share: int = 1
+    """Among how many processes the batches are split: the loss of one part is multiplied by it."""
 
     @torch.no_grad()
     def add_batch(
@@ -72,7 +75,7 @@ class RunningMetrics:
 
     def read(self) -> dict[str, float]:
         """Return the means so far. This waits for the device."""
-        found = {"loss": float(self.loss) / max(self.steps, 1)}
+        found = {"loss": self.share * float(self.loss) / max(self.steps, 1)}
         if float(self.examples) > 0:
             found["accuracy"] = float(self.right) / float(self.examples)
         return found
@@ -105,6 +108,7 @@ def evaluate(
                 right = right.to(device) + correct(output, target).sum()
     finally:
         model.train(training)
+        reshard(model)
     found = {"loss": float(loss) / max(count, 1)}
     if classifies(criterion):
         found["accuracy"] = float(right) / max(count, 1)

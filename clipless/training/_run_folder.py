@@ -69,21 +69,20 @@ class RunFolder:
         self,
         state: Mapping[str, Any],
         *,
-        model: nn.Module,
+        weights: Mapping[str, Any],
         optimizer: Mapping[str, Any],
-        average: WeightAverage | None,
+        average: Mapping[str, torch.Tensor] | None,
         ledger: str,
         step: int,
     ) -> None:
         """Write a checkpoint, whole or not at all."""
-        weights = model.state_dict()
         tensors = {name: each for name, each in weights.items() if isinstance(each, torch.Tensor)}
         rest = {name: each for name, each in weights.items() if name not in tensors}
         files = {"weights.safetensors": to_bytes(tensors), "ledger.jsonl": ledger.encode()}
         files |= to_files(optimizer, name="optimizer")
         files |= to_files({**state, "extra_weights": rest}, name="state")
         if average is not None:
-            files["average.safetensors"] = to_bytes(average.averaged_parameters())
+            files["average.safetensors"] = to_bytes(average)
         self.checkpoints.save(files, step=step)
         self.trail.forget(before=self.checkpoints.oldest_step())
 

@@ -10,33 +10,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from clipless.privacy._checksum import checksum
 from clipless.training._checkpoint import replace_file
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_MULTIPLIER = 6364136223846793005
 _Entry = tuple[str, int, int]
 """The run, the step, and the checksum of the weights after it."""
 
 
 class ReplayDivergedError(RuntimeError):
     """A repeated step ended at other weights than it did before."""
-
-
-@torch.no_grad()
-def checksum(model: nn.Module) -> Tensor:
-    """Return an int64 that changes with any bit of the parameters, without reading it back.
-
-    A sum of the entries' bits for each parameter, and a polynomial of the sums. It notices
-    arithmetic that is not repeatable; it is no protection against anybody.
-    """
-    sums = [
-        parameter.detach().view(_INTEGERS[parameter.element_size()]).sum(dtype=torch.int64)
-        for parameter in model.parameters()
-    ]
-    total = sums[0].clone()
-    for each in sums[1:]:
-        total = total * _MULTIPLIER + each.to(total.device)
-    return total
 
 
 class Trail:
@@ -50,7 +32,7 @@ class Trail:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._run, self._expected = "", dict[int, int]()
+        self._run, self.expected = "", dict[int, int]()
         self._pending: list[tuple[int, Tensor]] = []
 
     def begin(self, run: str, *, step: int) -> None:
@@ -59,16 +41,16 @@ class Trail:
         entries = self._read()
         if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
             self._rewrite(entries)  # a line that a crash cut short: nobody acted upon it
-        self._expected = {
+        self.expected = {
             number: value for owner, number, value in entries if owner == run and number > step
         }
 
     def follow(self, model: nn.Module, *, step: int) -> None:
         """Note the weights after `step`, or compare them with what they were."""
         value = checksum(model)
-        if step not in self._expected:
+        if step not in self.expected:
             self._pending.append((step, value))
-        elif int(value) != self._expected[step]:
+        elif int(value) != self.expected[step]:
             raise ReplayDivergedError(f"step {step} did not come out as it did before")
 
     def flush(self) -> None:

@@ -19,9 +19,12 @@ from clipless.bounds._sensitivity import Shape
 from clipless.losses import Loss
 from clipless.privacy import Ledger, PrivacyEngine, PrivacyReport, PrivateLoader, Relation
 from clipless.privacy._choices import SamplingName, example_shape
+from clipless.privacy._distributed import rank_and_size
+from clipless.privacy._distributed_sharded import reshard, whole
 from clipless.privacy._history import Accountant
 from clipless.privacy._mechanism import Sampling
 from clipless.privacy._noise import NoiseStrategy
+from clipless.privacy._precision import Precision
 from clipless.privacy._views import Augment
 from clipless.training._averaging import WeightAverage
 from clipless.training._callbacks import Callback
@@ -29,6 +32,7 @@ from clipless.training._data import evaluation_batches, inputs_of, training_load
 from clipless.training._fit import Fit
 from clipless.training._layer_adam import LayerAdam
 from clipless.training._metrics import RunningMetrics, evaluate
+from clipless.training._processes import join_torchrun
 from clipless.training._result import FitResult, Stopped
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -74,8 +78,8 @@ class Trainer:
             which lowers the noise by it.
         augment, views: train on augmented views of each example, `views` of them in every step;
             their gradients are averaged, at no cost in privacy.
-        noise, noise_coefficients, sampling, relation, micro_batch_size, pad, input_shape: see
-            `PrivacyEngine.make_private`, also on `augment` and `views`.
+        noise, noise_coefficients, sampling, relation, micro_batch_size, pad, input_shape,
+            precision, compile: see `PrivacyEngine.make_private`, also on `augment` and `views`.
         accountant: `"pld"` or `"rdp"`.
         run_dir: the folder of the run: plan, ledger, checkpoints, metrics.
         ledger: goes on with this one, in which other releases from the same data are already
@@ -86,8 +90,9 @@ class Trainer:
         seed: makes sampling and noise reproducible, for experiments; the report then says so.
             Initial weights and dropout follow `torch.manual_seed`. A resumed run keeps the
             randomness that it began with.
-        device: where to train; by default where the model is.
-        callbacks: see `Callback`.
+        device: where to train; by default where the model is, or under `torchrun` the GPU of
+            this process.
+        callbacks: see `Callback`. With several processes they are called in process 0.
         progress: show a bar; by default only on a terminal.
 
     Example:
@@ -124,10 +129,12 @@ class Trainer:
         sampling: SamplingName | Sampling = "poisson",
         relation: Relation | str | None = None,
         micro_batch_size: int | None = None,
-        pad: bool = False,
+        pad: bool | None = None,
         augment: Augment | None = None,
         views: int | None = None,
         input_shape: Shape | None = None,
+        precision: Precision = "float32",
+        compile: bool | str = False,
         accountant: Accountant = "pld",
         run_dir: str | os.PathLike[str] | None = None,
         ledger: Ledger | None = None,
@@ -150,7 +157,8 @@ class Trainer:
             raise ValueError("give either a ledger or run_dir, which keeps its own")
         if not (scheduler in ("cosine", None) or callable(scheduler)):
             raise ValueError(f"scheduler must be 'cosine', None or a function, got {scheduler!r}")
-        place = device if device is not None else next(model.parameters()).device
+        own_gpu = join_torchrun()
+        place = device or own_gpu or next(model.parameters()).device
         self.device = torch.device(place)
         self.model = model.to(self.device)
         self.criterion = criterion
@@ -185,6 +193,8 @@ class Trainer:
             "augment": augment,
             "views": views,
             "input_shape": input_shape,
+            "precision": precision,
+            "compile": compile,
         }
         self._optimizer_at_first = copy.deepcopy(self.optimizer.state_dict())
         self._running = RunningMetrics()
@@ -241,6 +251,7 @@ class Trainer:
             outputs = [self.model(inputs_of(batch, self.device)).cpu() for batch in batches]
         finally:
             self.model.train(training)
+            reshard(self.model)
         return torch.cat(outputs)
 
     def report(self) -> PrivacyReport:
@@ -269,7 +280,7 @@ class Trainer:
         """Begin anew, with the weights as they are. A ledger in memory is kept."""
         if ledger is not None:
             self.engine = PrivacyEngine(ledger=ledger, accountant=self._accountant, seed=self._seed)
-        self.step, self.history, self._running = 0, [], RunningMetrics()
+        self.step, self.history, self._running = 0, [], self._no_metrics()
         self.resumed_from = None
         self.optimizer.load_state_dict(copy.deepcopy(self._optimizer_at_first))
         make = self._make_average
@@ -284,9 +295,10 @@ class Trainer:
     ) -> PrivateLoader:
         if self._product_clip is not None:
             shape = self._options["input_shape"] or example_shape(data.dataset)
-            clip_products(
-                self.model, fraction=self._product_clip, loss=self.criterion, input_shape=shape
-            )
+            with whole(self.model):
+                clip_products(
+                    self.model, fraction=self._product_clip, loss=self.criterion, input_shape=shape
+                )
         options = {**self._options, "resume_from": state, "replay": replay}
         options |= {"module": self.model, "optimizer": self.optimizer, "data_loader": data}
         options |= {"criterion": self.criterion, "target_epsilon": self._target_epsilon}
@@ -308,6 +320,10 @@ class Trainer:
         elif callable(make):
             self.scheduler = make(self.optimizer, self.steps)
         return loader
+
+    @staticmethod
+    def _no_metrics() -> RunningMetrics:
+        return RunningMetrics(share=rank_and_size()[1])
 
     @property
     def _schedule_name(self) -> str:

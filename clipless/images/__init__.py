@@ -1,0 +1,18 @@
+"""Private image classifiers: scattering features, private standardisation, one linear layer."""
+
+from clipless.images._front import ImageFeatures
+from clipless.images._model import build_network
+from clipless.images._recipes import RecipeResult, image_recipes, run_recipe
+from clipless.images._rule import ImageRule
+from clipless.images._train import TrainedImages, train_images
+
+__all__ = [
+    "train_images",
+    "TrainedImages",
+    "ImageRule",
+    "ImageFeatures",
+    "build_network",
+    "image_recipes",
+    "run_recipe",
+    "RecipeResult",
+]

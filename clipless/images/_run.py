@@ -1,0 +1,110 @@
+"""Runs on images as folders: what `clipless.runs` needs to train, keep and rebuild them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from clipless import __version__
+from clipless.images._model import build_network
+from clipless.images._recipes import SCATTERING, rule_of
+from clipless.images._train import TrainedImages, train_images
+from clipless.privacy import default_delta
+from clipless.runs import Choice, ConfigError, RunConfig, RunData, TrainedRun
+from clipless.runs import _folder as folders
+from clipless.training._checkpoint import replace_file
+
+
+def resolved_images(config: RunConfig, data: RunData) -> RunConfig:
+    """Return the configuration with the rule's choices as the settings of the model."""
+    if data.kind != "images":
+        raise ConfigError(f"the model {SCATTERING} is for images; name another one")
+    if config.loss.to_dict():
+        raise ConfigError(f"the model {SCATTERING} has its own loss: leave [loss] out")
+    rule = rule_of(config, examples=data.size)
+    device = config.training.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return replace(
+        config,
+        model=Choice(name=SCATTERING, settings=asdict(rule)),
+        privacy=replace(config.privacy, delta=config.privacy.delta or default_delta(data.size)),
+        training=replace(config.training, device=device),
+    )
+
+
+def train_images_run(
+    config: RunConfig, data: RunData, folder: Path, *, resume: bool, progress: bool | None
+) -> TrainedRun:
+    """Train by a resolved configuration and keep ledger, plan and weights in the folder."""
+    if resume:
+        raise ConfigError(
+            f"images by {SCATTERING} are trained in one go and keep no checkpoints: the run in "
+            f"{folder} cannot go on. Train anew in another folder; what its ledger counts is spent."
+        )
+    assert config.privacy.epsilon is not None
+    device = torch.device(config.training.device or "cpu")
+    images, labels = (part.to(device) for part in data.train)
+    trained = train_images(
+        images,
+        labels,
+        classes=data.classes,
+        epsilon=config.privacy.epsilon,
+        delta=config.privacy.delta,
+        rule=rule_of(config, examples=data.size),
+        ledger=folder / folders.LEDGER,
+        seed=config.training.seed,
+        progress=bool(progress),
+    )
+    replace_file(folder / folders.WEIGHTS, _weights(trained.model))
+    replace_file(folder / folders.PLAN, _plan(trained))
+    test, expected = (part.to(device) for part in data.test)
+    return TrainedRun(
+        folder=folder,
+        epsilon=trained.privacy.epsilon,
+        delta=trained.privacy.delta,
+        steps=trained.steps,
+        stopped="finished",
+        seconds=trained.seconds,
+        metrics={"accuracy": trained.accuracy(test, expected)},
+        averaged=True,
+        weights_sha256=folders.file_digest(folder / folders.WEIGHTS),
+        resumed_from=None,
+        report=None,
+    )
+
+
+def open_images(
+    folder: Path, config: RunConfig, *, input_shape: tuple[int, int, int], classes: int
+) -> nn.Sequential:
+    """Rebuild the network of a finished run from its resolved configuration and weights."""
+    import safetensors.torch
+
+    rule = rule_of(config, examples=1)  # a resolved configuration leaves nothing to the rule
+    network = build_network(rule, input_shape=input_shape, classes=classes)
+    weights = safetensors.torch.load((folder / folders.WEIGHTS).read_bytes())
+    extra = {k: v for k, v in network.state_dict().items() if not isinstance(v, Tensor)}
+    network.load_state_dict({**extra, **weights})
+    return network.eval()
+
+
+def _weights(network: nn.Sequential) -> bytes:
+    import safetensors.torch
+
+    state = {k: v.cpu() for k, v in network.state_dict().items() if isinstance(v, Tensor)}
+    return safetensors.torch.save(state)
+
+
+def _plan(trained: TrainedImages) -> bytes:
+    plan = trained.privacy.plan
+    assert plan is not None
+    fields = {
+        "format": "clipless-run",
+        "version": 1,
+        "plan": plan.to_dict(),
+        "belongs_to": {"dataset_size": plan.sampling.dataset_size},
+        "written_by": {"clipless": __version__},
+    }
+    return (json.dumps(fields, indent=2) + "\n").encode()

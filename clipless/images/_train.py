@@ -1,0 +1,160 @@
+"""Private training of an image classifier under one total budget, statistics included."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from clipless.data._channels import fit_channels
+from clipless.data._custody import PrivateRows
+from clipless.images._front import ImageFeatures
+from clipless.images._model import build_network, standardization, trained_part
+from clipless.images._rule import ImageRule
+from clipless.losses import CrossEntropy
+from clipless.privacy import Ledger, PrivacyReport, Relation, default_delta
+from clipless.training import LayerAdam, Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedImages:
+    """A trained classifier and what it cost."""
+
+    model: nn.Sequential
+    """On pixels, (batch, colours, height, width) -> (batch, classes), in evaluation mode."""
+    privacy: PrivacyReport
+    """Of everything in the ledger: the statistics and all steps of training."""
+    rule: ImageRule
+    steps: int
+    seconds: float
+
+    @torch.no_grad()
+    def predict(self, images: Tensor, *, batch_size: int = 500) -> Tensor:
+        """Return the logits of images, (n, classes), on the device that they are on."""
+        return torch.cat([self.model(part) for part in images.split(batch_size)])
+
+    def accuracy(self, images: Tensor, labels: Tensor) -> float:
+        """Return the part of the images that are classified correctly."""
+        return (self.predict(images).argmax(1) == labels).double().mean().item()
+
+
+def train_images(
+    images: Tensor,
+    labels: Tensor,
+    *,
+    classes: int,
+    epsilon: float,
+    delta: float | None = None,
+    rule: ImageRule | None = None,
+    ledger: Ledger | str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    features: Tensor | None = None,
+    progress: bool = False,
+) -> TrainedImages:
+    """Train a linear layer on standardised scattering features of private images.
+
+    Guarantee: the model as a whole, with the means and deviations in it, is (epsilon,
+    delta)-differentially private with respect to adding or removing one image. Features are
+    functions of single images; three noisy queries standardise them, and training spends what is
+    left. Everything is in `ledger`.
+
+    Args:
+        images: (n, colours, height, width) pixels from 0 to 1; training runs on their device.
+        labels: (n,) class numbers.
+        classes: how many classes there are: public.
+        rule: by default that of `ImageRule.choose`.
+        ledger: goes on with this one, or is kept in this file; in memory by default.
+        seed: for experiments that can be repeated; whoever knows it can remove the noise.
+        features: those of the images, by `ImageFeatures.compute`, if several runs share them.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> y = torch.randint(2, (600,), generator=generator)
+        >>> x = torch.rand(600, 1, 8, 8, generator=generator) * (0.2 + 0.8 * y[:, None, None, None])
+        >>> trained = train_images(x, y, classes=2, epsilon=8.0, seed=0)
+        >>> trained.accuracy(x, y) > 0.9, trained.privacy.epsilon <= 8.0
+        (True, True)
+    """
+    if images.ndim != 4 or len(images) != len(labels):
+        raise ValueError(
+            "train_images needs images (n, colours, height, width) and as many labels, got "
+            f"{tuple(images.shape)} and {tuple(labels.shape)}"
+        )
+    count = len(images)
+    chosen = rule or ImageRule.choose(examples=count, epsilon=epsilon)
+    begun = time.monotonic()
+    owned = not isinstance(ledger, Ledger)
+    book = (
+        ledger
+        if isinstance(ledger, Ledger)
+        else Ledger(ledger, dataset_size=count, relation=Relation.ADD_REMOVE)
+    )
+    try:
+        shape = (images.shape[1], images.shape[2], images.shape[3])
+        network = build_network(chosen, input_shape=shape, classes=classes).to(images.device)
+        front = network.get_submodule("features")
+        assert isinstance(front, ImageFeatures)
+        inputs = front.compute(images) if features is None else features
+        if tuple(inputs.shape) != (count, *front.output_shape):
+            raise ValueError(
+                f"features of {count} images have shape {(count, *front.output_shape)}, got "
+                f"{tuple(inputs.shape)}"
+            )
+        rows = [PrivateRows(inputs, labels, ledger=book, seed=seed)]
+        del inputs, features  # `_train` lets go of them as well once they are standardised
+        steps, report = _train(rows.pop(), network, chosen, epsilon, delta, book, seed, progress)
+    finally:
+        if owned:
+            book.close()
+    return TrainedImages(
+        model=network.eval(),
+        privacy=report,
+        rule=chosen,
+        steps=steps,
+        seconds=time.monotonic() - begun,
+    )
+
+
+def _train(
+    rows: PrivateRows,
+    network: nn.Sequential,
+    rule: ImageRule,
+    epsilon: float,
+    delta: float | None,
+    ledger: Ledger,
+    seed: int | None,
+    progress: bool,
+) -> tuple[int, PrivacyReport]:
+    """Standardise the features in custody, and train the head in place."""
+    statistics = fit_channels(
+        rows,
+        features=lambda features, labels: features,
+        channels=rows.shapes[0][0],
+        noise_multiplier=rule.query_noise,
+    )
+    device = next(network.parameters()).device
+    layer = standardization(rule, statistics).to(device)
+    network.add_module("standardize", layer)
+    rows = rows.map_rows(lambda features, labels: (layer(features), labels))
+    trainer = Trainer(
+        trained_part(network),
+        CrossEntropy(tau=rule.temperature),
+        target_epsilon=epsilon,
+        target_delta=default_delta(len(rows)) if delta is None else delta,
+        batch_size=rule.batch_size,
+        steps=rule.steps,
+        optimizer=lambda parameters: LayerAdam(parameters, lr=rule.learning_rate),
+        average=rule.average,
+        sampling="full_batch" if rule.full_batch else "poisson",
+        ledger=ledger,
+        seed=seed,
+        device=device,
+        progress=progress,
+    )
+    result = trainer.fit(rows.hand_over())
+    assert trainer.average is not None
+    trainer.average.copy_to(trainer.model)
+    return result.steps, trainer.report()

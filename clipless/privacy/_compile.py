@@ -1,0 +1,200 @@
+"""Compiled forward and backward passes, and how training goes on where there is no compiler.
+
+The session's checks stay outside: they run before and after the compiled code, as they do around
+the model's own. Copies of the model, and evaluation, are not compiled.
+"""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipless.losses import Loss
+from clipless.nn._gradient import clip_rows
+from clipless.privacy._precision import Precision
+
+Run = Callable[..., Any]
+_COMPARED_ROWS = 64
+
+
+class Compiled:
+    """A function of tensors, compiled at its first call, or as it is if that is not possible.
+
+    `attempt(function, *arguments)` is called at first with the compiled function: what it raises is
+    taken for the compiler's fault, and there will be no further attempt.
+    """
+
+    def __init__(
+        self, function: Run, *, name: str, attempt: Run, backend: str, mode: str | None, fixed: bool
+    ) -> None:
+        self._plain, self._name, self._attempt = function, name, attempt
+        dynamic = False if fixed else None
+        self._function: Run = torch.compile(
+            _with_own_code(function), backend=backend, mode=mode, dynamic=dynamic
+        )  # fmt: skip
+        self.graphs = mode not in (None, "default")
+        """Whether kernels are launched as CUDA graphs, which reuse the memory of their results."""
+        # With CUDA graphs, the first call runs, the second records, the third replays.
+        self._attempts = 3 if self.graphs else 1
+
+    @property
+    def works(self) -> bool:
+        """Whether the compiled function is the one that is called."""
+        return self._function is not self._plain
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function."""
+        while self._attempts:
+            self._attempts -= 1
+            self._try(*arguments)
+        if self.graphs:  # what the last step computed may be overwritten
+            torch.compiler.cudagraph_mark_step_begin()
+        return self._function(*arguments)
+
+    def _try(self, *arguments: Any) -> None:
+        try:
+            if self.graphs:
+                torch.compiler.cudagraph_mark_step_begin()
+            self._attempt(self._function, *arguments)
+        except Exception as error:  # whatever a compiler raises
+            self._function, self.graphs, self._attempts = self._plain, False, 0
+            warnings.warn(
+                f"{self._name} could not be compiled, and runs uncompiled, slower and with "
+                f"the same guarantee. {type(error).__name__}: {_summary(error)} (torch "
+                "needs a C++ compiler on the CPU, and Triton on a GPU.)",
+                stacklevel=3,
+            )
+
+
+def _with_own_code(function: Run) -> Run:
+    """A function that shares no code object with others made by the same line.
+
+    Compiled code is kept for a code object, and only so many versions of it.
+    """
+    assert isinstance(function, types.FunctionType)
+    return types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+
+
+def compiled_model(
+    model: nn.Module,
+    trainable: Sequence[Tensor],
+    *,
+    precision: Precision,
+    backend: str,
+    mode: str | None,
+    fixed: bool,
+) -> Compiled:
+    """Compile the model's forward and backward pass.
+
+    `fixed`: all batches have the same number of rows.
+    """
+    device = trainable[0].device.type
+
+    def run(*inputs: Any) -> Any:
+        return model.forward(*inputs)
+
+    def run_rounded(*inputs: Any) -> Any:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return model.forward(*inputs)
+
+    chosen = run_rounded if precision == "bfloat16" else run
+
+    def attempt(function: Run, *inputs: Any) -> None:
+        # Backward passes are compiled when they first run, which must not be in mid-step.
+        _compare(function, chosen, inputs, trainable)
+
+    return Compiled(
+        chosen, name="the model", attempt=attempt, backend=backend, mode=mode, fixed=fixed
+    )  # fmt: skip
+
+
+def _compare(function: Run, plain: Run, inputs: Sequence[Any], trainable: Sequence[Tensor]) -> None:
+    """Refuse compiled code that computes something else than the model, on the first rows.
+
+    Compilers make mistakes. Only gross ones are looked for: rounding can make pairs change places.
+    """
+    few = [each[:_COMPARED_ROWS] if isinstance(each, Tensor) else each for each in inputs]
+    expected, again = plain(*few), plain(*few)
+    output = function(*inputs)
+    rows = expected.shape[0]
+    cotangent = torch.zeros_like(output)
+    cotangent[:rows] = torch.linspace(-1, 1, max(expected.numel(), 1)).reshape(expected.shape)
+    found = torch.autograd.grad(output, trainable, cotangent, allow_unused=True)
+    wanted = torch.autograd.grad(expected, trainable, cotangent[:rows], allow_unused=True)
+    if not torch.equal(expected, again):  # dropout, say
+        return
+    if not _close(output[:rows].detach(), expected.detach(), tolerance=0.1):
+        raise RuntimeError("the compiled model's output differs from the model's")
+    for one, other in zip(found, wanted, strict=True):
+        if (one is None) != (other is None) or (
+            one is not None and other is not None and not _close(one, other, tolerance=0.5)
+        ):
+            raise RuntimeError("the compiled model's gradients differ from the model's")
+
+
+def _close(found: Tensor, expected: Tensor, *, tolerance: float) -> bool:
+    return bool((found - expected).float().norm() <= tolerance * expected.float().norm() + 1e-12)
+
+
+def compiled_criterion(criterion: Loss, *, backend: str, fixed: bool) -> Compiled:
+    """Compile the criterion together with its gradient and the output guard."""
+
+    def run(
+        output: Tensor, target: Tensor, weights: Tensor | None, divisor: float, limit: float
+    ) -> tuple[Tensor, Tensor]:
+        return guarded_losses(criterion, output, target, weights, divisor, limit)
+
+    def attempt(function: Run, *arguments: Any) -> None:
+        function(*arguments)
+
+    return Compiled(
+        run, name="the criterion", attempt=attempt, backend=backend, mode=None, fixed=fixed
+    )  # fmt: skip
+
+
+def guarded_losses(
+    criterion: Loss,
+    output: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    divisor: float,
+    limit: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of a batch and the cotangents of its output, each of norm at most `limit`.
+
+    The sum of the rows' losses (padding left out) over `divisor`, and its gradient, as the guards
+    make it: finite, and clipped row by row.
+    """
+    losses, pull, *_ = torch.func.vjp(lambda each: criterion.per_example(each, target), output)
+    share = torch.full_like(losses, 1 / divisor)
+    if weights is not None:
+        share = share * weights
+        losses = torch.where(weights > 0, losses * weights, torch.zeros_like(losses))
+    (cotangents,) = pull(share)
+    return losses.sum() / divisor, clip_rows(cotangents, limit)
+
+
+def uncompilable(model: nn.Module) -> str | None:
+    """Return why a model's passes cannot be compiled, if there is a reason known beforehand."""
+    following = [path for path, m in model.named_modules() if getattr(m, "follow", None)]
+    if following:
+        return (
+            f"the threshold of {following[0]} follows a quantile: it changes after every step, and "
+            "every change would compile the model anew"
+        )
+    return None
+
+
+def _summary(error: Exception) -> str:
+    return " ".join(str(error).split("\n\n")[0].split())[:200]

@@ -1,0 +1,106 @@
+"""What a compiled session does when its model or its criterion is called."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from clipless.bounds._shapes import is_rehearsing
+from clipless.privacy._compile import Compiled, compiled_criterion, compiled_model, uncompilable
+from clipless.privacy._guards import call_of, limit_of, settled
+from clipless.privacy._inspection import weights_on
+from clipless.privacy._sampling import largest_sample
+
+if TYPE_CHECKING:
+    from clipless.privacy._session import TrainingSession
+
+_SMALL_BATCH = 1024
+
+
+class CompiledCalls:
+    """Stands in for the calls of a session's model and criterion, with the session's checks.
+
+    Modules have a place for it, which `nn.Module.compile` uses too: the objects stay what they
+    are, and copies of them are not compiled.
+    """
+
+    def __init__(self, session: TrainingSession, *, backend: str, mode: str | None) -> None:
+        self._session = session
+        fixed = session.loader.rows is not None
+        if mode is None and fixed and session.on_accelerator and backend == "inductor":
+            mode = _mode_for(session)
+        reason = uncompilable(session.model)
+        self._forward: Compiled | None = None
+        self._losses: Compiled | None = None
+        if reason is not None:
+            warnings.warn(f"the model runs uncompiled: {reason}.", stacklevel=4)
+        else:
+            self._forward = compiled_model(
+                session.model, session._trainable, precision=session.plan.precision,
+                backend=backend, mode=mode, fixed=fixed,
+            )  # fmt: skip
+            session.model._compiled_call_impl = self._call_model
+        if session.on_accelerator:  # elsewhere labels are read and checked, which is worth more
+            self._losses = compiled_criterion(session.criterion, backend=backend, fixed=fixed)
+            session.criterion._compiled_call_impl = self._call_criterion
+
+    def remove(self) -> None:
+        """Let model and criterion be called as usual again."""
+        for module, call in (
+            (self._session.model, self._call_model),
+            (self._session.criterion, self._call_criterion),
+        ):
+            if module._compiled_call_impl == call:
+                del module._compiled_call_impl
+
+    @property
+    def works(self) -> bool:
+        """Whether the model runs compiled."""
+        return self._forward is not None and self._forward.works
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether the model's passes are launched as CUDA graphs."""
+        return self._forward is not None and self._forward.graphs
+
+    def _call_model(self, *inputs: Any, **options: Any) -> Any:
+        session, model = self._session, self._session.model
+        if options or is_rehearsing() or not (model.training and torch.is_grad_enabled()):
+            return model._call_impl(*inputs, **options)
+        assert self._forward is not None
+        session._before_forward(model, inputs)
+        output = None
+        try:
+            output = self._forward(*inputs)
+        finally:
+            seen = session._after_forward(model, inputs, output)
+        return seen
+
+    def _call_criterion(self, *arguments: Any, **options: Any) -> Any:
+        session, criterion = self._session, self._session.criterion
+        call = call_of(arguments[0]) if arguments and torch.is_grad_enabled() else None
+        if options or call is None or call.session is not session:
+            return criterion._call_impl(*arguments, **options)  # type: ignore[no-untyped-call]
+        assert self._losses is not None
+        session._enter_criterion(criterion, arguments)
+        loss, cotangents = self._losses(
+            arguments[0].detach(), arguments[1], weights_on(call.sample, arguments[0].device),
+            session.plan.loss_divisor, limit_of(session),
+        )  # fmt: skip
+        session._leave_criterion(call)
+        result: Tensor = settled(call, loss, cotangents)
+        return result
+
+
+def _mode_for(session: TrainingSession) -> str | None:
+    """CUDA graphs where launching kernels takes longer than running them: for small batches.
+
+    They write all results to the same place again, so that a step must be one batch.
+    """
+    rows = session.loader.rows
+    one_batch = session.loader._count_micro_batches(largest_sample(session.plan.sampling)) == 1
+    small = rows is not None and rows <= _SMALL_BATCH
+    return "reduce-overhead" if small and one_batch else None

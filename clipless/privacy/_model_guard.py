@@ -1,0 +1,107 @@
+"""The model between steps: its weights in their sets, its structure the one that was proved."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipless.nn import certify, prepare_projection
+from clipless.privacy._changes import check_dtypes
+from clipless.privacy._distributed_sharded import uncovered, whole
+from clipless.privacy._distributed_sharded_team import ShardedTeam
+from clipless.privacy._distributed_team import Team
+from clipless.privacy._inspection import WeightSeal
+from clipless.privacy._precision import Precision
+from clipless.privacy._rounded_weights import RoundedWeights
+from clipless.privacy._watch import ModelWatch
+
+
+class ModelGuard:
+    """Projects the weights after every step, and notices what others do to the model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trainable: Sequence[Tensor],
+        *,
+        precision: Precision,
+        projection: bool,
+        team: Team | None = None,
+    ) -> None:
+        self._team = team
+        self._model, self._trainable = model, list(trainable)
+        self._precision, self._projection = precision, projection
+        self._sharded = team if isinstance(team, ShardedTeam) else None
+        with self._uncovered():
+            self._watch = ModelWatch(model)
+        self._casts = contextlib.ExitStack()
+        self.prepare()
+        if projection and self._rounded is not None:
+            self._rounded.restore()
+            if team is not None:
+                team.spread()
+        self._seal = WeightSeal(model)
+
+    def prepare(self) -> None:
+        """Prepare the projection for the model as it is now."""
+        owns = None if self._team is None else self._team.shares.owns
+        with self._uncovered():
+            self._projected = prepare_projection(self._model, include_frozen=False, only=owns)
+            if self._sharded is not None:
+                self._constrained = prepare_projection(self._model, include_frozen=False).parameters
+        rounds = self._precision == "bfloat16"
+        self._rounded = RoundedWeights(self._model, only=owns) if rounds else None
+
+    def structure(self) -> tuple[Any, ...]:
+        """What the model's bounds depend on, to be compared."""
+        with self._uncovered():
+            return self._watch.structure()
+
+    def _uncovered(self) -> contextlib.AbstractContextManager[None]:
+        """Look at a sharded model as at any other."""
+        return contextlib.nullcontext() if self._sharded is None else uncovered(self._model)
+
+    def certify_edits(self) -> None:
+        """Certify the weights again if somebody has edited or loaded them."""
+        if self._projection and self._seal.broken():
+            check_dtypes(self._trainable)
+            self.prepare()  # they may be on another device
+            with whole(self._model):
+                certify(self._model)
+            if self._rounded is not None:
+                self._rounded.check()
+            self._seal.renew()
+
+    def touched(self) -> bool:
+        """Whether weights were edited since the last step, as far as their counters tell."""
+        return self._projection and self._seal.touched()
+
+    def edited(self) -> bool:
+        """Whether weights were edited since the last step."""
+        return self._projection and self._seal.broken()
+
+    def project(self) -> None:
+        """Bring the weights back into their sets after a step."""
+        if self._projection and self._sharded is not None:
+            self._sharded.project(self._projected, self._constrained)
+        elif self._projection:
+            self._projected.apply()
+            if self._rounded is not None:
+                self._rounded.restore()
+        if self._team is not None:
+            self._team.spread()
+        self._seal.renew()
+
+    def begin_casts(self) -> None:
+        """Let the model compute in the precision of the plan from here on."""
+        if self._precision == "bfloat16":
+            device = self._trainable[0].device.type
+            self._casts.enter_context(torch.autocast(device, dtype=torch.bfloat16))
+
+    def end_casts(self) -> None:
+        """Let everything be computed as before `begin_casts`."""
+        self._casts.close()

@@ -1,0 +1,186 @@
+"""What the trainer does when there are several processes: one keeps the run, the others follow."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from clipless.privacy._checksum import checksum
+from clipless.privacy._distributed import Processes
+from clipless.privacy._distributed_sharded import (
+    is_sharded,
+    noise_prefix,
+    whole_optimizer_state,
+)
+from clipless.training._metrics import RunningMetrics
+from clipless.training._run_folder import RunFolder, SavedRun
+from clipless.training._state import generator_states, restore_generators
+from clipless.training._trail import ReplayDivergedError, Trail
+
+
+def join_torchrun() -> torch.device | None:
+    """Join the processes that `torchrun` has started, if it did; return this one's GPU, if any."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "LOCAL_RANK" not in os.environ:
+        return None
+    local = int(os.environ["LOCAL_RANK"])
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.set_device(local)
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
+        atexit.register(_leave)
+    return torch.device("cuda", local) if gpu else None
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class SharedFolder:
+    """The folder of a run, which process 0 reads and writes for all. It need not be shared."""
+
+    def __init__(self, path: str | os.PathLike[str], *, keep: int, processes: Processes) -> None:
+        self._processes = processes
+        self._folder: RunFolder | None = None
+        self.ledger = Path(path) / "ledger.jsonl"
+        processes.from_first(lambda: self._open(path, keep))
+        self.trail = SharedTrail(self._folder.trail if self._folder else None, processes)
+
+    def _open(self, path: str | os.PathLike[str], keep: int) -> None:
+        self._folder = RunFolder(path, keep=keep)
+
+    def saved(self, description: Mapping[str, Any], *, resume: bool) -> SavedRun | None:
+        """Return the state to go on from, in all processes; see `RunFolder.saved`."""
+
+        def read() -> SavedRun | None:
+            assert self._folder is not None
+            return self._folder.saved(description, resume=resume)
+
+        return self._processes.from_first(read)
+
+    def begin(self, description: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+        """Write down what the run is about."""
+        if self._folder is not None:
+            self._folder.begin(description, plan)
+
+    def save(
+        self,
+        state: Mapping[str, Any],
+        *,
+        weights: Mapping[str, Any],
+        optimizer: Mapping[str, Any],
+        average: Mapping[str, torch.Tensor] | None,
+        ledger: str,
+        step: int,
+    ) -> None:
+        """Write a checkpoint, in process 0."""
+        if self._folder is not None:
+            self._folder.save(
+                state, weights=weights, optimizer=optimizer, average=average, ledger=ledger,
+                step=step,
+            )  # fmt: skip
+
+
+class SharedTrail:
+    """The trail of a run (see `Trail`): process 0 keeps it, and all compare with it.
+
+    Weights are the same everywhere, so that all processes find the same difference at once.
+    """
+
+    def __init__(self, trail: Trail | None, processes: Processes) -> None:
+        self._trail, self._processes = trail, processes
+        self._expected: dict[int, int] = {}
+
+    def begin(self, run: str, *, step: int) -> None:
+        """Follow what `run` has left behind after `step`, and go on from there."""
+
+        def read() -> dict[int, int]:
+            assert self._trail is not None
+            self._trail.begin(run, step=step)
+            return self._trail.expected
+
+        self._expected = self._processes.from_first(read)
+
+    def follow(self, model: nn.Module, *, step: int) -> None:
+        """Note the weights after `step`, or compare them with what they were."""
+        if self._trail is not None:
+            self._trail.follow(model, step=step)
+            return
+        value = checksum(model)  # which takes all processes, if the model is sharded
+        if step in self._expected and int(value) != self._expected[step]:
+            raise ReplayDivergedError(f"step {step} did not come out as it did before")
+
+    def flush(self) -> None:
+        """Write down all steps so far."""
+        if self._trail is not None:
+            self._trail.flush()
+
+
+def open_folder(
+    path: str | os.PathLike[str], *, keep: int, processes: Processes | None
+) -> RunFolder | SharedFolder:
+    """The folder of a run, for one process or several."""
+    if processes is None:
+        return RunFolder(path, keep=keep)
+    return SharedFolder(path, keep=keep, processes=processes)
+
+
+def noise_places(model: nn.Module, processes: Processes | None) -> set[str]:
+    """Where noise would be drawn, as a saved state names it."""
+    own = {str(parameter.device) for parameter in model.parameters() if parameter.requires_grad}
+    if processes is None:
+        return own
+    everywhere = enumerate(processes.gather(own))
+    sharded = is_sharded(model)
+    return {
+        noise_prefix(rank, sharded=sharded) + name for rank, each in everywhere for name in each
+    }
+
+
+def whole_metrics(running: RunningMetrics, processes: Processes | None) -> RunningMetrics:
+    """The sums of all processes together."""
+    if processes is None:
+        return running
+    states = processes.gather(running.state_dict())
+    total = {name: sum(state[name] for state in states) for name in ("loss", "right", "examples")}
+    return RunningMetrics.from_state_dict({**total, "steps": running.steps})
+
+
+def own_metrics(state: dict[str, float], processes: Processes | None) -> RunningMetrics:
+    """This process's part of saved sums: whose part it was makes no difference."""
+    if processes is None:
+        return RunningMetrics.from_state_dict(state)
+    share = {name: value / processes.size for name, value in state.items() if name != "steps"}
+    metrics = RunningMetrics.from_state_dict({**share, "steps": state["steps"]})
+    metrics.share = processes.size
+    return metrics
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, processes: Processes | None, model: nn.Module
+) -> dict[str, Any]:
+    """The whole state of an optimizer, in process 0 at least."""
+    if is_sharded(model) or processes is None or processes.first:
+        return whole_optimizer_state(optimizer)
+    return {}
+
+
+def all_generator_states(processes: Processes | None) -> Any:
+    """The states of the global generators: of this process, or a list with those of all."""
+    states = generator_states()
+    return states if processes is None else processes.gather(states)
+
+
+def restore_own_generators(states: Any, processes: Processes | None) -> None:
+    """Set the global generators to what they were in the process of this rank."""
+    if isinstance(states, list):
+        states = states[(0 if processes is None else processes.rank) % len(states)]
+    restore_generators(states)

@@ -1,0 +1,77 @@
+"""Small groups of processes: forked, connected by gloo, each running one function."""
+
+import functools
+import multiprocessing
+import os
+import pickle
+import tempfile
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+def _member(work, rank, size, folder, arguments, timeout):
+    torch.set_num_threads(1)
+    try:
+        if size > 1:
+            dist.init_process_group(
+                "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size,
+                timeout=timedelta(seconds=timeout),
+            )  # fmt: skip
+        result = ("done", work(*arguments))
+    except BaseException as error:
+        result = (type(error).__name__, f"{error}\n{traceback.format_exc()}")
+    (folder / f"{rank}.result").write_bytes(pickle.dumps(result))
+    os._exit(0)
+
+
+@functools.cache
+def _warm():
+    """Import and compute what all processes need before forking: once, and not in each."""
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+
+    from tests.privacy.runs import Run
+
+    torch.set_num_threads(1)
+    Run(noise_multiplier=1.0).steps(1).engine.get_epsilon()
+
+
+def start(work, size, folder, *arguments, timeout=60):
+    """Begin `work(*arguments)` in `size` processes; results go to `folder`."""
+    _warm()
+    context = multiprocessing.get_context("fork")
+    members = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        for rank in range(size):
+            member = context.Process(
+                target=_member, args=(work, rank, size, folder, arguments, timeout)
+            )
+            member.start()
+            members.append(member)
+    return members
+
+
+def outcomes(work, size, *arguments, timeout=60):
+    """What became of `work` in each process: its name ("done" or an error's), and what it said."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        members = start(work, size, folder, *arguments, timeout=timeout)
+        for member in members:
+            member.join(2 * timeout)
+        results = [folder / f"{rank}.result" for rank in range(size)]
+        return [pickle.loads(r.read_bytes()) if r.exists() else ("killed", "") for r in results]
+
+
+def together(work, size, *arguments):
+    """Return what `work` returns in each process, by rank."""
+    found = outcomes(work, size, *arguments)
+    for rank, (kind, value) in enumerate(found):
+        assert kind == "done", f"process {rank}: {kind}: {value}"
+    return [value for _, value in found]

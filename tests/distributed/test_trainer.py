@@ -1,0 +1,129 @@
+"""The trainer in several processes: told nothing, and kept by process 0."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import clipless
+from tests.distributed.group import outcomes, together
+from tests.training.small import DATA, VALIDATION, StopAt, counted, same, trainer, weights
+
+SCRIPT = """
+import sys, torch
+from clipless.training import Trainer
+from clipless import losses, nn as lip
+
+torch.manual_seed(int.from_bytes(sys.argv[2].encode()))
+x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
+y = (x[:, 0] > 0).long()
+model = torch.nn.Sequential(lip.BoundedInput(2.0), lip.SpectralLinear(6, 2))
+trainer = Trainer(model, losses.CrossEntropy(tau=4.0), noise_multiplier=1.0, batch_size=50,
+                  epochs=3, run_dir=sys.argv[1])
+result = trainer.fit((x, y), (x, y))
+print("epsilon", result.epsilon, "weights", float(model[1].weight.double().sum()))
+"""
+
+
+def fit(folder, stop=None, **options):
+    callbacks = [StopAt(stop)] if stop else []
+    trained = trainer(folder, checkpoint_every=7, callbacks=callbacks, **options)
+    result = trained.fit(DATA, VALIDATION)
+    return weights(trained), result, trained.metrics
+
+
+def test_processes_train_as_one_does(tmp_path):
+    """Without noise; metrics are those of all processes together."""
+    options = {"noise_multiplier": 0.0, "steps": 12}
+    ((alone, result, _),) = together(_fit_with, 1, tmp_path / "alone", options)
+    for found, other, _ in together(_fit_with, 2, tmp_path / "both", options):
+        for a, b in zip(alone, found, strict=True):
+            assert torch.allclose(a, b, atol=1e-5)
+        for line, own in zip(result.history, other.history, strict=True):
+            assert own["loss"] == pytest.approx(line["loss"], rel=1e-4)
+            assert own["accuracy"] == pytest.approx(line["accuracy"])
+            assert own["validation_loss"] == pytest.approx(line["validation_loss"], rel=1e-4)
+        assert (other.steps, other.stopped) == (12, "finished")
+
+
+def _fit_with(folder, options):
+    return fit(folder, **options)
+
+
+def test_a_crash_is_resumed_at_no_extra_cost(tmp_path):
+    (expected, result, _), _ = together(fit, 2, tmp_path / "whole")
+    crashed = outcomes(fit, 2, tmp_path / "crashed", 10)
+    assert crashed[0][0] == "RuntimeError"
+    assert "another process has ended" in crashed[1][1]
+    for found, again, _ in together(fit, 2, tmp_path / "crashed"):
+        assert again.resumed_from == 7
+        assert again.epsilon == result.epsilon
+        assert same(found, expected)
+    assert counted(tmp_path / "crashed") == counted(tmp_path / "whole") == 24
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 1), (1, 2)])
+def test_checkpoints_load_in_another_number_of_processes(tmp_path, before, after):
+    options = {"noise_multiplier": 1.0}
+    outcomes(_crash_with, before, tmp_path, options)
+    spent = counted(tmp_path)
+    assert spent >= 10
+    results = together(_fit_with, after, tmp_path, options)
+    for found, again, _ in results:
+        assert (again.resumed_from, again.steps, again.stopped) == (7, 24, "finished")
+        assert same(found, results[0][0])
+    # Steps 8 to 10 were seen by the callback, and are paid twice.
+    assert counted(tmp_path) == spent + 24 - 7
+
+
+def _crash_with(folder, options):
+    return fit(folder, 10, **options)
+
+
+def interrupted(folder):
+    """Ctrl-C reaches one process only; all stop after the same step."""
+    import signal
+
+    from clipless.training import Callback
+
+    class Interrupt(Callback):
+        def on_step_end(self, trainer):
+            if trainer.step == 9:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    trained = trainer(folder, callbacks=[Interrupt()] if dist.get_rank() == 0 else [])
+    with pytest.raises(KeyboardInterrupt):
+        trained.fit(DATA)
+    return trained.step, trained.stopped
+
+
+def test_ctrl_c_stops_all_after_the_same_step(tmp_path):
+    first, second = together(interrupted, 2, tmp_path)
+    assert first == second
+    assert first[1] == "interrupted"
+    assert 9 <= first[0] <= 11
+    assert counted(tmp_path) == first[0]
+
+
+def test_torchrun_needs_nothing_more(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1",
+                   "PYTHONPATH": str(Path(clipless.__file__).parents[1])}  # fmt: skip
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(script), str(tmp_path / "run"), "x"],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("epsilon")]
+    assert len(lines) == 2
+    assert lines[0] == lines[1]  # the same price and the same weights
+    assert counted(tmp_path / "run") == 12
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["plan"]["steps"] == 12

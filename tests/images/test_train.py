@@ -1,0 +1,110 @@
+"""Training on images: one budget for all, a model that is whole, certificates that hold."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import clipless
+from clipless import losses
+from clipless.images import ImageRule, build_network, train_images
+from clipless.privacy import Ledger, Relation
+from clipless.robustness import attack_certificates, certified_accuracy
+
+from .small import striped
+
+
+def quick(**changes):
+    rule = ImageRule.choose(examples=800, epsilon=8.0, certified=changes.pop("certified", False))
+    return dataclasses.replace(rule, **{"steps": 40, "learning_rate": 0.02} | changes)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    x, y = striped(800, seed=0)
+    ledger = Ledger.in_memory(dataset_size=800, relation=Relation.ADD_REMOVE)
+    return train_images(x, y, classes=2, epsilon=8.0, rule=quick(), ledger=ledger, seed=0), ledger
+
+
+def test_statistics_and_training_share_one_budget(trained):
+    model, ledger = trained
+    labels = [entry.label for entry in ledger.entries() if entry.label]
+    assert ledger.releases == 43
+    assert {"channel histograms", "channel means", "channel deviations"} <= set(labels)
+    spent = clipless.privacy.epsilon(ledger.history(), model.privacy.delta)
+    assert 7.5 < spent <= 8.0
+    assert model.privacy.epsilon == pytest.approx(spent)
+
+
+def test_the_model_takes_pixels_and_is_right(trained):
+    x, y = striped(300, seed=1)
+    assert trained[0].accuracy(x, y) > 0.9
+    model = trained[0].model
+    assert not model.training
+    torch.testing.assert_close(clipless.to_torch(model)(x[:5]), model(x[:5]))
+
+
+def test_the_planned_bound_is_that_of_the_whole_model(trained):
+    """The head was trained on features; the bound holds for it behind the front end as well."""
+    result = trained[0]
+    report = clipless.sensitivity(
+        result.model, loss=losses.CrossEntropy(tau=result.rule.temperature), input_shape=(1, 8, 8)
+    )
+    planned = {each.name: each.gradient_bound for each in result.privacy.plan.parameters}
+    assert report.gradient_bounds == pytest.approx(planned)
+
+
+def test_gradients_stay_below_the_bound(trained):
+    """Adversarial images through the whole model: the head's gradient never exceeds the bound."""
+    result = trained[0]
+    criterion = losses.CrossEntropy(tau=result.rule.temperature)
+    bound = result.privacy.plan.parameters[0].gradient_bound
+    images = torch.stack([
+        torch.zeros(1, 8, 8), torch.ones(1, 8, 8), 1e6 * torch.rand(1, 8, 8),
+        torch.full((1, 8, 8), torch.inf), -torch.rand(1, 8, 8),
+    ])  # fmt: skip
+    largest = 0.0
+    for image in images:
+        for label in (0, 1):
+            model = result.model
+            model.zero_grad()
+            criterion(model(image[None]), torch.tensor([label])).backward()
+            largest = max(largest, model.get_submodule("head").weight.grad.norm().item())
+    assert 0.5 * bound < largest <= bound * 1.001
+
+
+def test_certificates_hold_in_pixels():
+    x, y = striped(800, seed=0)
+    result = train_images(
+        x, y, classes=2, epsilon=20.0, rule=quick(certified=True, mirror=True), seed=0
+    )
+    test, labels = striped(100, seed=1)
+    found = certified_accuracy(result.model, test, labels, radii=(0.0, 2 / 255))
+    report = clipless.sensitivity(result.model, loss=losses.CrossEntropy(), input_shape=(1, 8, 8))
+    assert report.lipschitz <= 1.00001
+    assert found.accuracies[0] > 0.9
+    assert found.accuracies[1] > 0.5
+    assert (
+        attack_certificates(result.model, test[:20], steps=10, restarts=2, ladder=()).broken == ()
+    )
+
+
+def test_a_seed_repeats_a_run():
+    x, y = striped(200, seed=0)
+    rule = dataclasses.replace(quick(), steps=5)
+    one, two = (
+        train_images(x, y, classes=2, epsilon=8.0, rule=rule, seed=3).model for _ in range(2)
+    )
+    assert torch.equal(one.get_submodule("head").weight, two.get_submodule("head").weight)
+
+
+def test_wrong_shapes_are_refused():
+    with pytest.raises(ValueError, match="as many labels"):
+        train_images(torch.rand(10, 1, 8, 8), torch.zeros(9).long(), classes=2, epsilon=1.0)
+
+
+def test_rule_is_public_and_certified_rule_has_a_constant():
+    rule = ImageRule.choose(examples=50_000, epsilon=1.0, mirror=True, certified=True)
+    network = build_network(rule, input_shape=(3, 8, 8), classes=10)
+    report = clipless.sensitivity(network, loss=losses.CrossEntropy(), input_shape=(3, 8, 8))
+    assert report.lipschitz <= 1.00001

@@ -1,0 +1,452 @@
+"""Compiled runs: the same numbers, the same refusals, and a way out where there is no compiler.
+
+`aot_eager` traces forward and backward pass and partitions them as the default backend does, and
+needs no compiler. On a GPU the criterion is compiled too; here its turn comes with `accelerated`.
+"""
+
+import copy
+import io
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import clipless
+from clipless import losses
+from clipless import nn as lip
+from clipless.errors import CliplessError, ConstraintError, PrivacyError
+from clipless.privacy._compile import Compiled, guarded_losses
+from clipless.privacy._session import TrainingSession
+from clipless.training import Trainer
+from tests.privacy.misuse_helpers import (
+    assert_close,
+    bounded_or_refused,
+    expected_gradients,
+    gradients_of,
+    refused,
+    weights_of,
+)
+from tests.privacy.runs import SHAPES, Run, cnn, examples, mlp, residual
+
+BACKEND = "aot_eager"
+PRECISIONS = ["float32", "bfloat16"]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def accelerated(monkeypatch):
+    """As on a GPU: the criterion is compiled as well."""
+    monkeypatch.setattr(TrainingSession, "on_accelerator", property(lambda session: True))
+
+
+def compiled(model=None, **options):
+    options.setdefault("compile", BACKEND)
+    return Run(model, **options)
+
+
+def clipped():
+    model = nn.Sequential(
+        lip.BoundedInput(1.0), lip.SpectralLinear(6, 8), lip.GroupSort(2),
+        lip.SpectralLinear(8, 3, bias=True), lip.ClipGradient(0.2),
+    )  # fmt: skip
+    clipless.clip_products(model, fraction=0.3, loss=losses.CrossEntropy(), input_shape=(6,))
+    return model
+
+
+# --- the same numbers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "precision"),
+    [(mlp, "float32"), (cnn, "bfloat16"), (residual, "float32"), (clipped, "float32"),
+     (clipped, "bfloat16")],
+)  # fmt: skip
+def test_training_is_the_same(build, precision):
+    weights = []
+    for options in ({"pad": True}, {"compile": BACKEND}):
+        torch.manual_seed(1)
+        run = Run(
+            build(), examples(100, SHAPES.get(build, (6,))), precision=precision, **options
+        ).steps(3)
+        assert run.engine.session.compiled == ("compile" in options)
+        weights.append(weights_of(run.model))
+    # In bfloat16 a different order of operations can exchange a pair that is nearly equal.
+    tolerance = 1e-5 if precision == "float32" else 1e-2
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, atol=tolerance, rtol=tolerance)
+
+
+def test_the_compiled_criterion_is_the_same(accelerated):
+    run = compiled(data=examples(40), noise_multiplier=0.0, batch_size=20)
+    x, y = run.batch()
+    run.backward(x, y)
+    assert run.engine.session._compiled._losses.works
+    assert_close(run.gradients(), expected_gradients(run, x, y))
+
+
+@pytest.mark.parametrize(
+    ("loss", "logits"),
+    [
+        (losses.CrossEntropy(tau=30.0), 4),
+        (losses.BinaryCrossEntropy(tau=3.0), 1),
+        (losses.Huber(delta=0.5), 2),
+        (losses.PerExample(lambda out, y: 3 * (out - y).abs().sum(), lipschitz=1.0), 2),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_guarded_losses_are_finite_clipped_and_leave_padding_out(loss, logits):
+    output = 5 * torch.randn(12, logits)
+    output[3] = math.nan
+    floats = isinstance(loss, losses.PerExample | losses.Huber)
+    target = torch.randn(12, logits) if floats else torch.randint(2, (12,))
+    if isinstance(loss, losses.BinaryCrossEntropy):
+        target = target[:, None].float()
+    weights = (torch.arange(12) < 9).float()
+    limit = loss.lipschitz_for((logits,)) / 10
+    _, cotangents = guarded_losses(loss, output, target, weights, 10.0, limit)
+    norms = cotangents.flatten(1).norm(dim=1)
+    assert cotangents.isfinite().all()
+    assert (norms <= limit * (1 + 1e-6)).all()
+    assert (norms[:3] > 0).any()
+    assert not cotangents[9:].any()
+    free = output[:3].clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss.per_example(free, target[:3]).sum() / 10, free)
+    if not isinstance(loss, losses.PerExample):  # that one says less than the truth of itself
+        torch.testing.assert_close(cotangents[:3], expected)
+
+
+def test_one_graph_for_all_steps():
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    run = compiled(cnn(), data=examples(100, SHAPES[cnn])).steps(4)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    with torch.no_grad():  # evaluation takes any number of rows, and is not compiled
+        run.model(torch.randn(7, *SHAPES[cnn]))
+    run.model.eval()
+    run.model(torch.randn(3, *SHAPES[cnn]))
+    run.model.train()
+    run.steps(2)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_more_runs_than_the_compiler_keeps_versions_of():
+    for _ in range(4):
+        run = compiled(nn.Sequential(lip.BoundedInput(1.0), lip.SpectralLinear(6, 3)))
+        counters = torch._dynamo.utils.counters
+        counters.clear()
+        run.steps(1)
+        assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_channels_last():
+    weights = []
+    for options in ({"pad": True}, {"compile": BACKEND}):
+        torch.manual_seed(1)
+        model = cnn().to(memory_format=torch.channels_last)
+        run = Run(model, examples(100, SHAPES[cnn]), **options).steps(2)
+        assert model[1].weight.is_contiguous(memory_format=torch.channels_last)
+        lip.certify(model)
+        run.model.to(memory_format=torch.contiguous_format)  # the other way in mid-run
+        run.step()
+        weights.append(weights_of(model))
+    torch.testing.assert_close(weights[0], weights[1], atol=1e-5, rtol=1e-4)
+
+
+# --- objects, switches ---------------------------------------------------------------------------
+
+
+def test_objects_stay_what_they_are():
+    model = mlp()
+    keys = list(model.state_dict())
+    run = compiled(model).steps(1)
+    assert run.model is model
+    assert type(model) is nn.Sequential
+    assert list(model.state_dict()) == keys
+    twin = copy.deepcopy(model)
+    assert twin._compiled_call_impl is None
+    x = torch.randn(5, 6)
+    torch.testing.assert_close(twin(x), model.eval()(x))
+    torch.save(model, io.BytesIO())
+    run.engine.detach()
+    assert model._compiled_call_impl is None
+    assert run.criterion._compiled_call_impl is None
+    assert not run.engine.session.compiled
+
+
+def test_padding_is_the_default():
+    assert compiled().loader.rows is not None
+    assert Run().loader.rows is None
+    assert compiled(pad=False).loader.rows is None
+
+
+def test_batches_of_changing_size():
+    run = compiled(pad=False).steps(4)
+    assert run.engine.session.compiled
+    assert run.engine.ledger.releases == 4
+
+
+def test_compiling_in_the_middle_of_a_run():
+    run = Run(pad=True).steps(1)
+    run.engine.compile(backend=BACKEND)
+    run.steps(2)
+    assert run.engine.session.compiled
+    run.engine.compile(backend=BACKEND)  # once more
+    run.steps(1)
+    run.backward(*run.batch())
+    with refused("between steps"):
+        run.engine.compile(backend=BACKEND)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_trainer_passes_it_on(precision):
+    trainer = Trainer(
+        mlp(), losses.CrossEntropy(), noise_multiplier=1.0, batch_size=20, steps=3,
+        compile=BACKEND, precision=precision,
+    )  # fmt: skip
+    trainer.fit(examples(100), validation_data=examples(30))
+    assert trainer.step == 3
+    assert trainer.engine.plan.precision == precision
+
+
+# --- where it cannot be done ---------------------------------------------------------------------
+
+
+def failing(graph, inputs):
+    raise OSError("no compiler found")
+
+
+def wrong(graph, inputs):
+    return lambda *arguments: [1.5 * each for each in graph(*arguments)]
+
+
+@pytest.mark.parametrize(("backend", "words"), [(failing, "no compiler"), (wrong, "differ")])
+def test_falling_back(backend, words):
+    run = Run(pad=True)
+    run.engine.compile(backend=backend)
+    with pytest.warns(UserWarning, match=f"runs uncompiled.*{words}"):
+        run.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.steps(2)
+    assert not run.engine.session.compiled
+    assert run.engine.ledger.releases == 3
+
+
+def test_wrong_gradients_are_noticed():
+    """A backend whose forward pass is right and whose backward pass loses a factor."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    def backward(graph, inputs):
+        return lambda *arguments: [
+            None if each is None else 0.0 * each for each in graph(*arguments)
+        ]
+
+    backend = aot_autograd(fw_compiler=lambda graph, inputs: graph.forward, bw_compiler=backward)
+    run = Run(pad=True)
+    run.engine.compile(backend=backend)
+    with pytest.warns(UserWarning, match="gradients differ"):
+        run.step()
+    assert run.engine.session.compiled is False
+
+
+def test_thresholds_that_move_are_not_compiled():
+    model = nn.Sequential(
+        lip.BoundedInput(1.0),
+        lip.SpectralLinear(6, 3),
+        lip.ClipGradient(0.1, follow=lip.FollowQuantile()),
+    )
+    with pytest.warns(UserWarning, match="follows a quantile"):
+        run = compiled(model)
+    assert not run.steps(3).engine.session.compiled
+
+
+def test_what_is_raised_by_the_function_itself_comes_through():
+    def function(x):
+        raise ValueError("its own fault")
+
+    call = Compiled(
+        function, name="it", attempt=lambda f, x: f(x), backend="eager", mode=None, fixed=True
+    )
+    with pytest.warns(UserWarning, match="runs uncompiled"), pytest.raises(ValueError, match="own"):
+        call(torch.ones(2))
+
+
+# --- soundness -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "precision"), [(cnn, "float32"), (residual, "bfloat16"), (clipped, "bfloat16")]
+)
+def test_one_example_stays_within_its_sensitivity(build, precision, monkeypatch):
+    monkeypatch.setattr(
+        "tests.privacy.misuse_helpers.Run",
+        lambda *a, **k: Run(*a, **{**k, "compile": BACKEND, "precision": precision}),
+    )
+    shape = SHAPES.get(build, (6,))
+    assert not bounded_or_refused(lambda run: run.step(), build=build, shape=shape)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_bound_is_reached_and_not_exceeded(precision, accelerated):
+    model = nn.Sequential(lip.BoundedInput(1.0), lip.SpectralLinear(64, 2, norm=20.0))
+    with torch.no_grad():  # far on the wrong side for the example of class 1
+        model[1].weight.copy_(torch.tensor([[1.0], [-1.0]]).expand(2, 64) * 14 / 8)
+    x, y = torch.full((1, 64), 10.0), torch.tensor([1])
+    run = Run(
+        model, (x, y), batch_size=1, sampling="full_batch", noise_multiplier=0.0, lr=0.0,
+        compile=BACKEND, precision=precision,
+    )  # fmt: skip
+    run.step()
+    sensitivity = run.engine.plan.sensitivities["1.weight"]
+    ratio = gradients_of(model)["1.weight"].norm().item() / sensitivity
+    assert 0.9 < ratio <= 1
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_poisoned_rows_count_for_nothing_else(precision):
+    x, y = examples(16)
+    poisoned = x.clone()
+    poisoned[3] = math.nan
+    cleaned = x.clone()
+    cleaned[3] = 0.0
+    found = []
+    for data in (poisoned, cleaned):
+        torch.manual_seed(1)
+        run = compiled(
+            data=(data, y), batch_size=16, sampling="full_batch", noise_multiplier=0.0,
+            precision=precision,
+        )  # fmt: skip
+        run.step()
+        found.append(gradients_of(run.model))
+    assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_noise_has_the_planned_variance(precision, accelerated):
+    layers = lip.BoundedInput(1e-3), lip.SpectralLinear(6, 600), lip.SpectralLinear(600, 3)
+    run = compiled(nn.Sequential(*layers), noise_multiplier=1e4, lr=0.0, precision=precision)
+    drawn = {name: [] for name in run.engine.plan.noise_deviations}
+    for _ in range(8):
+        run.step()
+        for name, gradient in gradients_of(run.model).items():
+            drawn[name].append(gradient.flatten())
+    for name, deviation in run.engine.plan.noise_deviations.items():
+        values = torch.cat(drawn[name]) / deviation
+        assert abs(values.std().item() - 1) < 4 / math.sqrt(2 * values.numel())
+
+
+# --- misuse --------------------------------------------------------------------------------------
+
+
+def twice(run):
+    x, y = run.batch()
+    run.backward(x, y)
+    run.backward(x, y)
+
+
+def second_backward(run):
+    x, y = run.batch()
+    loss = run.criterion(run.model(x), y)
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def other_loss(run):
+    x, _ = run.batch()
+    run.model(x).square().sum().backward()
+
+
+def partial(run):
+    x, y = run.batch()
+    run.backward(x[:5], y[:5])
+
+
+def multiplied(run):
+    x, y = run.batch()
+    (2 * run.criterion(run.model(x), y)).backward()
+
+
+def reshaped(run):
+    x, y = run.batch()
+    run.criterion(run.model(x).flip(0), y).backward()
+
+
+def layer_alone(run):
+    run.batch()
+    run.model[1](torch.randn(4, 6)).sum().backward()
+
+
+def edited(run):
+    run.steps(1)
+    with torch.no_grad():
+        run.model[1].weight.mul_(3)
+    run.step()
+
+
+def edited_in_between(run):
+    x, y = run.batch()
+    loss = run.criterion(run.model(x), y)
+    with torch.no_grad():
+        run.model[1].weight.mul_(0.5)
+    loss.backward()
+
+
+def changed_in_between(run):
+    x, y = run.batch()
+    run.backward(x, y)
+    run.model[0].norm = 50.0
+    run.optimizer.step()
+
+
+def without_a_batch(run):
+    run.optimizer.step()
+
+
+def hooked(run):
+    run.model[1].register_forward_hook(lambda module, inputs, output: output.mean(0, keepdim=True))
+    run.step()
+
+
+MISUSE = {
+    twice: (PrivacyError, "once"),
+    second_backward: (PrivacyError, "second time"),
+    other_loss: (PrivacyError, "criterion"),
+    partial: (PrivacyError, "rows"),
+    multiplied: (PrivacyError, "multiplied"),
+    reshaped: (PrivacyError, "something else"),
+    layer_alone: (PrivacyError, "outside the model"),
+    edited: (ConstraintError, "1.weight"),
+    edited_in_between: (PrivacyError, "edited between"),
+    changed_in_between: (PrivacyError, "changed between"),
+    without_a_batch: (PrivacyError, "without a batch"),
+    hooked: (CliplessError, "hook"),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSE, ids=lambda m: m.__name__)
+def test_refusals(misuse, accelerated):
+    run = compiled(mlp())
+    before = run.engine.ledger.releases
+    error, words = MISUSE[misuse]
+    with refused(words, error=error):
+        misuse(run)
+    assert run.engine.ledger.releases <= before + 1
+
+
+def test_changes_between_steps_are_followed(accelerated):
+    run = compiled(clipped()).steps(1)
+    before = run.engine.plan.noise_deviations["1.weight"]
+    run.model[-1].norm = 0.05
+    run.steps(2)
+    assert run.engine.plan.noise_deviations["1.weight"] < before
+    assert run.engine.session.compiled
