@@ -93,7 +93,8 @@ def test_the_figures_of_the_readme(tmp_path):
     """The mean over seeds that the README states, reproduced."""
     found = []
     for seed in range(5):
-        text = " ".join(run_demo("--seed", str(seed), "--run-dir", str(tmp_path / str(seed))).split())
+        output = run_demo("--seed", str(seed), "--run-dir", str(tmp_path / str(seed)))
+        text = " ".join(output.split())
         found.append(float(re.search(r"Test accuracy ([\d.]+)%", text).group(1)))
     stated = re.search(r"(\d+\.\d)% \(mean of five seeds", (ROOT / "README.md").read_text())
     assert sum(found) / 5 == pytest.approx(float(stated.group(1)), abs=0.5)

@@ -59,7 +59,7 @@ class _Snapshot:
     def __init__(self, model: nn.Module) -> None:
         self._rules = len(_RULES)
         self._modules = list(model.modules())
-        self._kinds = list(map(type, self._modules))
+        self._kinds: list[Any] = list(map(type, self._modules))
         self._forwards = [(kind, kind.forward) for kind in set(self._kinds)]
         self._attributes = list(map(vars, self._modules))
         tables = [own[name] for own in self._attributes for name in _TABLES]
