@@ -22,8 +22,9 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Two workers, one core each; the tests of a file stay together, since they share what they train.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: setup
 	$(BIN)/python benchmarks/overhead.py

@@ -19,7 +19,7 @@ class ImageRule:
     Example:
         >>> rule = ImageRule.choose(examples=50_000, epsilon=3.0)
         >>> rule.batch_size, rule.steps, rule.root, rule.lipschitz
-        (10000, 200, True, None)
+        (10000, 250, True, None)
     """
 
     mirror: bool
@@ -71,10 +71,10 @@ class ImageRule:
             lipschitz=1.0 if certified else None,
             whitening=4.0,
             norm=2.0 if certified else 1.0,
-            steps=200,
+            steps=250,
             batch_size=examples if full_batch else batch_size,
             full_batch=full_batch,
-            temperature=16.0 if certified else 200.0,
+            temperature=16.0 if certified else 128.0,
             gradient_clip=0.4 if certified else 0.2,
             learning_rate=0.002 if certified else 0.0015,
             average=0.97,

@@ -72,8 +72,9 @@ def train_images(
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
-        >>> y = torch.randint(2, (600,), generator=generator)
-        >>> x = torch.rand(600, 1, 8, 8, generator=generator) * (0.2 + 0.8 * y[:, None, None, None])
+        >>> y = torch.randint(2, (2000,), generator=generator)
+        >>> x = torch.rand(2000, 1, 8, 8, generator=generator)
+        >>> x *= 0.2 + 0.8 * y[:, None, None, None]
         >>> trained = train_images(x, y, classes=2, epsilon=8.0, seed=0)
         >>> trained.accuracy(x, y) > 0.9, trained.privacy.epsilon <= 8.0
         (True, True)

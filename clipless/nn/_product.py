@@ -59,7 +59,8 @@ def clipped_convolution(
 
 def example_norm(x: Tensor) -> Tensor:
     """The Euclidean norm of every example, (batch,)."""
-    return torch.linalg.vector_norm(x.flatten(1), dim=1)
+    # Not vector_norm, which loses a thousandth over millions of float32 entries on the CPU.
+    return x.flatten(1).square().sum(dim=1).sqrt()
 
 
 def _scaled(

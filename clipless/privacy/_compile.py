@@ -19,6 +19,8 @@ from clipless.nn._gradient import clip_rows
 from clipless.privacy._precision import Precision
 
 Run = Callable[..., Any]
+GRAPH_MODES = ("reduce-overhead", "max-autotune")
+"""The modes of `torch.compile` in which kernels are launched as CUDA graphs."""
 _COMPARED_ROWS = 64
 
 
@@ -37,7 +39,7 @@ class Compiled:
         self._function: Run = torch.compile(
             _with_own_code(function), backend=backend, mode=mode, dynamic=dynamic
         )  # fmt: skip
-        self.graphs = mode not in (None, "default")
+        self.graphs = mode in GRAPH_MODES
         """Whether kernels are launched as CUDA graphs, which reuse the memory of their results."""
         # With CUDA graphs, the first call runs, the second records, the third replays.
         self._attempts = 3 if self.graphs else 1

@@ -9,15 +9,20 @@ import torch
 from torch import Tensor
 
 from clipless.bounds._shapes import is_rehearsing
-from clipless.privacy._compile import Compiled, compiled_criterion, compiled_model, uncompilable
+from clipless.errors import PrivacyError
+from clipless.privacy._compile import (
+    GRAPH_MODES,
+    Compiled,
+    compiled_criterion,
+    compiled_model,
+    uncompilable,
+)
 from clipless.privacy._guards import call_of, limit_of, settled
 from clipless.privacy._inspection import weights_on
 from clipless.privacy._sampling import largest_sample
 
 if TYPE_CHECKING:
     from clipless.privacy._session import TrainingSession
-
-_SMALL_BATCH = 1024
 
 
 class CompiledCalls:
@@ -30,8 +35,8 @@ class CompiledCalls:
     def __init__(self, session: TrainingSession, *, backend: str, mode: str | None) -> None:
         self._session = session
         fixed = session.loader.rows is not None
-        if mode is None and fixed and session.on_accelerator and backend == "inductor":
-            mode = _mode_for(session)
+        if mode in GRAPH_MODES:
+            _check_one_batch(session, mode)
         reason = uncompilable(session.model)
         self._forward: Compiled | None = None
         self._losses: Compiled | None = None
@@ -95,12 +100,11 @@ class CompiledCalls:
         return result
 
 
-def _mode_for(session: TrainingSession) -> str | None:
-    """CUDA graphs where launching kernels takes longer than running them: for small batches.
-
-    They write all results to the same place again, so that a step must be one batch.
-    """
-    rows = session.loader.rows
-    one_batch = session.loader._count_micro_batches(largest_sample(session.plan.sampling)) == 1
-    small = rows is not None and rows <= _SMALL_BATCH
-    return "reduce-overhead" if small and one_batch else None
+def _check_one_batch(session: TrainingSession, mode: str | None) -> None:
+    """CUDA graphs write all results to the same place again, so a step must be one batch."""
+    if session.loader._count_micro_batches(largest_sample(session.plan.sampling)) != 1:
+        raise PrivacyError(
+            f"mode={mode!r} records CUDA graphs, whose gradients the next batch overwrites, and "
+            "the steps of this loader consist of several batches. Compile without a mode, or leave "
+            "micro_batch_size out."
+        )

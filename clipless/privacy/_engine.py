@@ -355,14 +355,17 @@ class PrivacyEngine:
     def compile(self, *, backend: str = "inductor", mode: str | None = None) -> None:
         """Compile the run in progress: the first step takes long, the following ones less time.
 
-        Forward and backward pass go through `torch.compile`, and on a GPU the criterion with its
-        gradient too; the projection becomes one CUDA graph there. Model, optimizer and criterion
-        stay the same objects, with all checks around the compiled code. Use batches of one size
-        (`pad=True`, the default of `make_private(compile=True)`), or every new size compiles anew.
-        Where compilation fails, a warning says so and training goes on uncompiled.
+        Forward and backward pass go through `torch.compile`, and on a GPU so does the criterion
+        with its gradient. Model, optimizer and criterion stay the same objects, with all checks
+        around the compiled code. Use batches of one size (`pad=True`, the default of
+        `make_private(compile=True)`), or every new size compiles anew. Where compilation fails, or
+        computes something else than the model does, a warning says so and training goes on
+        uncompiled.
 
         Args:
-            backend, mode: as for `torch.compile`.
+            backend: as for `torch.compile`.
+            mode: as for `torch.compile`. With `"reduce-overhead"` kernels are launched as CUDA
+                graphs, which helps small batches; a step must be one batch then.
         """
         self.session.compile(backend=backend, mode=mode)
 

@@ -207,6 +207,15 @@ def test_compiling_in_the_middle_of_a_run():
         run.engine.compile(backend=BACKEND)
 
 
+def test_graphs_need_steps_of_one_batch():
+    """A graph writes its gradients to the same place again, over those of the batch before."""
+    run = Run(pad=True, micro_batch_size=8)
+    with refused("micro_batch_size"):
+        run.engine.compile(mode="reduce-overhead")
+    run.steps(1)
+    assert not run.engine.session.compiled
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_trainer_passes_it_on(precision):
     trainer = Trainer(

@@ -1,0 +1,111 @@
+"""The table and the figure of the speed benchmark."""
+
+import json
+from pathlib import Path
+
+LABELS = {
+    "nonprivate-relu": "non-private, ReLU",
+    "nonprivate-lipschitz": "non-private, Lipschitz",
+    "clipless": "clipless",
+    "opacus-hooks": "Opacus, hooks",
+    "opacus-ghost": "Opacus, ghost clipping",
+    "vmap-clipping": "torch.func.vmap, clipping",
+}
+COLOURS = {
+    "nonprivate-relu": "#555555",
+    "nonprivate-lipschitz": "#9a9a9a",
+    "clipless": "#1f6fb2",
+    "opacus-hooks": "#c8553d",
+    "opacus-ghost": "#e09f3e",
+    "vmap-clipping": "#6a994e",
+}
+STYLES = {"eager": "--", "compiled": "-", "bfloat16": ":"}
+
+
+def show(rows: list[dict], largest: list[dict]) -> None:
+    """Print times and memory, and what they are relative to non-private training."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None)
+    for heading in (
+        "model",
+        "parameters",
+        "batch",
+        "method",
+        "mode",
+        "ms",
+        "GiB",
+        "x time",
+        "x GiB",
+    ):
+        table.add_column(heading, justify="left" if heading in ("model", "method") else "right")
+    base = {
+        (r["model"], r["batch"], r["mode"]): r for r in rows if r["method"] == "nonprivate-relu"
+    }
+    for row in rows:
+        plain = base.get((row["model"], row["batch"], row["mode"]))
+        table.add_row(
+            row["model"], f"{row['parameters']:,}", str(row["batch"]), row["method"], row["mode"],
+            f"{row['milliseconds']:.2f}",
+            "" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}",
+            *(_ratio(row, plain, key) for key in ("milliseconds", "peak_gib")),
+        )  # fmt: skip
+    console = Console(width=120)
+    console.print(table)
+    for each in largest:
+        console.print(f"{each['method']}: largest batch {each['largest_batch']} ({each['model']})")
+
+
+def _ratio(row: dict, plain: dict | None, key: str) -> str:
+    if plain is None or row[key] is None or not plain[key]:
+        return ""
+    return f"{row[key] / plain[key]:.2f}"
+
+
+def draw(folder: Path) -> Path:
+    """Redraw the paper's figure: time and memory of a step against the size of the batch."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.lines import Line2D
+
+    source = next(p for p in (folder / "speed-gpu.json", folder / "speed-cpu.json") if p.exists())
+    record = json.loads(source.read_text())
+    rows = [row for row in record["results"] if row["model"].startswith("cnn")]
+    models = sorted({r["model"] for r in rows}, key=lambda m: _size(rows, m))
+    figure, axes = plt.subplots(2, len(models), figsize=(4 * len(models), 7), squeeze=False)
+    for column, model in enumerate(models):
+        for line, key in enumerate(("milliseconds", "peak_gib")):
+            axis = axes[line][column]
+            for method, colour in COLOURS.items():
+                for mode, style in STYLES.items():
+                    points = sorted(
+                        (r["batch"], r[key])
+                        for r in rows
+                        if (r["model"], r["method"], r["mode"]) == (model, method, mode)
+                        and r[key] is not None
+                    )
+                    if points:
+                        axis.plot(*zip(*points, strict=True), style, color=colour, marker=".")
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log")
+            axis.grid(alpha=0.3)
+            axis.set_xlabel("batch")
+        axes[0][column].set_title(f"{model} ({_size(rows, model):,} parameters)", fontsize=10)
+    axes[0][0].set_ylabel("milliseconds a step")
+    axes[1][0].set_ylabel("peak memory, GiB")
+    methods = [Line2D([], [], color=COLOURS[m], label=LABELS[m]) for m in COLOURS]
+    modes = [Line2D([], [], color="black", linestyle=s, label=m) for m, s in STYLES.items()]
+    figure.legend(handles=[*methods, *modes], loc="lower center", ncols=5, fontsize=8)
+    where = record["machine"].get("gpu", record["machine"]["cpu"])
+    figure.suptitle(f"One training step, {where}", fontsize=11)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    path = folder / "speed.png"
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _size(rows: list[dict], model: str) -> int:
+    return next(row["parameters"] for row in rows if row["model"] == model)

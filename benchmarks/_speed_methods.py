@@ -1,0 +1,209 @@
+"""One training step of every method of the speed benchmark, as a function without arguments.
+
+All take their batches from the same images on the same device: private training by Poisson
+sampling, padded to the batch size; the others by a list of indices. All use SGD with momentum.
+Networks of ours and their twins are in the channels_last format, which is faster for all of them;
+Opacus and torch.func get the format that they are usually given.
+"""
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from _speed_models import IMAGE, lipschitz, relu
+
+from clipless import PrivacyEngine, losses
+from clipless.privacy import PoissonSampling, PrivateLoader
+
+METHODS = {
+    "nonprivate-relu": ("eager", "compiled", "bfloat16"),
+    "nonprivate-lipschitz": ("eager", "compiled"),
+    "clipless": ("eager", "compiled", "bfloat16"),
+    "opacus-hooks": ("eager",),
+    "opacus-ghost": ("eager",),
+    "vmap-clipping": ("eager",),
+}
+Step = Callable[[], object]
+GRAPHS = False
+"""Whether compiled steps are recorded as CUDA graphs, all methods alike."""
+
+
+class Images:
+    """Random images in the memory of the device, and batches of them."""
+
+    def __init__(self, count: int, device: torch.device, *, repeated: bool = False) -> None:
+        self.count, self.device = count, device
+        made = 1 if repeated else count
+        self.x = torch.rand(made, *IMAGE, device=device).expand(count, *IMAGE)
+        self.y = torch.randint(10, (made,), device=device).expand(count)
+
+    def batches(self, batch: int):
+        """Yield batches for ever, by indices that are drawn beforehand."""
+        order = torch.randint(self.count, (8, batch), device=self.device)
+        for indices in itertools.cycle(order):
+            yield self.x.index_select(0, indices), self.y.index_select(0, indices)
+
+
+def make_step(method: str, mode: str, model: str, batch: int, images: Images) -> Step:
+    build = {
+        "nonprivate-relu": lambda: plain_step(relu(model), mode, batch, images),
+        "nonprivate-lipschitz": lambda: plain_step(lipschitz(model), mode, batch, images),
+        "clipless": lambda: clipless_step(lipschitz(model), mode, batch, images),
+        "opacus-hooks": lambda: opacus_step(relu(model), batch, images),
+        "opacus-ghost": lambda: ghost_step(relu(model), batch, images),
+        "vmap-clipping": lambda: vmap_step(relu(model), batch, images),
+    }
+    return build[method]()
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def placed(model: torch.nn.Module, images: Images) -> torch.nn.Module:
+    return model.to(images.device, memory_format=torch.channels_last)
+
+
+def plain_step(model, mode, batch, images):
+    model = placed(model, images)
+    optimizer, batches = sgd(model), images.batches(batch)
+    casts = torch.autocast(images.device.type, torch.bfloat16, enabled=mode == "bfloat16")
+
+    def loss_of(x, y):
+        with casts:
+            return F.cross_entropy(model(x), y)
+
+    if mode != "eager":
+        graphs = "reduce-overhead" if GRAPHS else None
+        loss_of = torch.compile(loss_of, dynamic=False, mode=graphs)
+
+    def step():
+        x, y = next(batches)
+        optimizer.zero_grad()
+        if GRAPHS:
+            torch.compiler.cudagraph_mark_step_begin()
+        loss_of(x, y).backward()
+        optimizer.step()
+
+    step.graphs = GRAPHS and mode != "eager"
+    return step
+
+
+def clipless_step(model, mode, batch, images):
+    """Sampling, forward and backward pass, noise, the optimizer, projection: all of it."""
+    criterion = losses.CrossEntropy(tau=10.0)
+    model = placed(model, images)
+    optimizer = sgd(model)
+    loader = PrivateLoader((images.x, images.y), sampling=padded_to(batch, images.count), pad=True)
+    assert loader.rows == batch
+    engine = PrivacyEngine()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # whatever cannot be compiled must not be timed
+        engine.make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader,
+            criterion=criterion,
+            noise_multiplier=1.0,
+            precision="bfloat16" if mode == "bfloat16" else "tf32",
+            compile=mode != "eager",
+        )
+    if GRAPHS and mode != "eager":
+        engine.compile(mode="reduce-overhead")
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+
+    def step():
+        x, y = next(batches)
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+
+    step()
+    assert engine.session.compiled == (mode != "eager")
+    step.graphs = engine.session.uses_graphs
+    return step
+
+
+def padded_to(rows: int, count: int) -> PoissonSampling:
+    """Poisson sampling of the largest rate whose samples exceed `rows` once in 10^9 steps."""
+    tail = 9 * math.log(10)
+    low, high = 0.0, float(rows)
+    for _ in range(60):
+        mean = (low + high) / 2
+        variance = mean * (1 - mean / count)
+        excess = tail / 3 + math.sqrt((tail / 3) ** 2 + 2 * tail * variance)
+        low, high = (mean, high) if mean + excess <= rows else (low, mean)
+    mean = max(low, 1.0)
+    return PoissonSampling(dataset_size=count, rate=mean / count, max_batch_size=rows)
+
+
+def opacus_step(model, batch, images):
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    model = GradSampleModule(model.to(images.device))
+    optimizer = DPOptimizer(
+        sgd(model), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=batch
+    )
+    batches = images.batches(batch)
+
+    def step():
+        x, y = next(batches)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def ghost_step(model, batch, images):
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    model = GradSampleModuleFastGradientClipping(
+        model.to(images.device), max_grad_norm=1.0, use_ghost_clipping=True
+    )
+    optimizer = DPOptimizerFastGradientClipping(
+        sgd(model), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=batch
+    )
+    criterion = DPLossFastGradientClipping(model, optimizer, torch.nn.CrossEntropyLoss())
+    batches = images.batches(batch)
+
+    def step():
+        x, y = next(batches)
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def vmap_step(model, batch, images):
+    """Per-example gradients by `torch.func`, clipped one by one, summed, with noise."""
+    from torch.func import functional_call, grad, vmap
+
+    model = model.to(images.device)
+    optimizer, batches = sgd(model), images.batches(batch)
+    names = [name for name, _ in model.named_parameters()]
+
+    def loss_of(weights, x, y):
+        return F.cross_entropy(functional_call(model, weights, (x[None],)), y[None])
+
+    per_example = vmap(grad(loss_of), in_dims=(None, 0, 0))
+
+    def step():
+        x, y = next(batches)
+        weights = dict(model.named_parameters())
+        gradients = per_example({n: w.detach() for n, w in weights.items()}, x, y)
+        square = sum(gradients[name].flatten(1).square().sum(1) for name in names)
+        factor = (1.0 / square.sqrt().clamp(min=1e-6)).clamp(max=1.0)
+        for name in names:
+            total = torch.einsum("b,b...->...", factor, gradients[name])
+            weights[name].grad = (total + torch.randn_like(total)) / batch
+        optimizer.step()
+
+    return step
