@@ -118,6 +118,7 @@ def test_a_weight_in_three_sets_ends_in_all():
 
 
 def test_preparing_keeps_no_model_alive():
+    gc.collect()  # the models of other tests
     model = network()
     lip.project(model)
     ghost, count = weakref.ref(model), len(_base._PREPARED)
