@@ -132,7 +132,7 @@ class WindowNorms:
             return (x * self._spread(_ratio(cotangent, norms), x)).to(x.dtype)
         if torch.compiler.is_compiling() or not self._in_one_pass(x):
             spread = torch.ops.aten.avg_pool2d_backward(
-                _ratio(cotangent, norms).mul_(self._gain), _wide(x), *self._geometry,
+                _ratio(cotangent, norms) * self._gain, _wide(x), *self._geometry,
                 False, True, None,
             )  # fmt: skip
             return (spread * x).to(x.dtype)
@@ -239,7 +239,10 @@ def _negligible(dtype: torch.dtype) -> float:
 
 def _finish(energy: Tensor, dtype: torch.dtype) -> Tensor:
     """Turn energies into norms."""
-    return F.threshold(energy, _negligible(dtype), 0.0).sqrt_().to(dtype)
+    norms = F.threshold(energy, _negligible(dtype), 0.0).sqrt()
+    # Where the result is changed in place, or is itself under another name (`to` its own dtype),
+    # torch 2.11 compiles a backward pass of zeros.
+    return norms if norms.dtype == dtype else norms.to(dtype)
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

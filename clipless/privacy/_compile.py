@@ -131,7 +131,8 @@ def _compare(function: Run, plain: Run, inputs: Sequence[Any], trainable: Sequen
     output = function(*inputs)
     rows = expected.shape[0]
     cotangent = torch.zeros_like(output)
-    cotangent[:rows] = torch.linspace(-1, 1, max(expected.numel(), 1)).reshape(expected.shape)
+    # All of one sign: the rows' gradients must not cancel, which would leave rounding alone.
+    cotangent[:rows] = torch.linspace(0.5, 1.5, max(expected.numel(), 1)).reshape(expected.shape)
     found = torch.autograd.grad(output, trainable, cotangent, allow_unused=True)
     wanted = torch.autograd.grad(expected, trainable, cotangent[:rows], allow_unused=True)
     if not torch.equal(expected, again):  # dropout, say

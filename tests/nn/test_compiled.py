@@ -30,7 +30,7 @@ def gradients(model, call, x, cotangent):
     return [parameter.grad.clone() for parameter in model.parameters()]
 
 
-def test_compiled_layers_keep_one_byte_a_pair_and_their_outputs():
+def test_compiled_layers_keep_nothing_but_their_outputs():
     """Left to themselves compilers keep squares, roots and marks of both members of a pair."""
     batch, channels, side = 6, 8, 16
     model = network(channels=channels)
@@ -38,8 +38,7 @@ def test_compiled_layers_keep_one_byte_a_pair_and_their_outputs():
     compiled = torch.compile(model, backend="aot_eager_decomp_partition", fullgraph=True)
     _, tensors = saved_tensors(compiled, torch.randn(batch, 3, side, side))
     image = batch * channels * side * side
-    marks = [t for t in tensors if t.dtype == torch.bool]
-    assert sum(t.untyped_storage().nbytes() for t in marks) <= (image + image // 8) * 1.01
+    assert all(t.dtype == torch.float32 for t in tensors if t.numel() > batch * channels)
     floats = sum(t.untyped_storage().nbytes() for t in tensors if t.dtype == torch.float32) / 4
     # The input; two sorted images, the pooled one and its sorted image; weights and small things.
     expected = batch * 3 * side**2 + 2 * image + 2 * image // 4
