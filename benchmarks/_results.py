@@ -46,9 +46,9 @@ def save(name: str, results: Any, *, notes: str = "") -> Path:
     return _write(name, {**about(notes), "results": results})
 
 
-def save_rows(name: str, rows: list[dict[str, Any]], *, notes: str = "") -> Path:
+def save_rows(name: str, rows: list[dict[str, Any]], *, notes: str = "", **facts: Any) -> Path:
     """Write `results/<name>.json`, a plain list, and `<name>.about.json`, what is behind it."""
-    _write(f"{name}.about", about(notes))
+    _write(f"{name}.about", {**about(notes), **facts})
     return _write(name, rows)
 
 

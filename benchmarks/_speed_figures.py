@@ -72,8 +72,8 @@ def draw(folder: Path) -> Path:
     from matplotlib.lines import Line2D
 
     source = next(p for p in (folder / "speed-gpu.json", folder / "speed-cpu.json") if p.exists())
-    record = json.loads(source.read_text())
-    rows = [row for row in record["results"] if row["model"].startswith("cnn")]
+    rows = [row for row in json.loads(source.read_text()) if row["model"].startswith("cnn")]
+    machine = json.loads(source.with_suffix(".about.json").read_text())["machine"]
     models = sorted({r["model"] for r in rows}, key=lambda m: _size(rows, m))
     figure, axes = plt.subplots(2, len(models), figsize=(4 * len(models), 7), squeeze=False)
     for column, model in enumerate(models):
@@ -99,7 +99,7 @@ def draw(folder: Path) -> Path:
     methods = [Line2D([], [], color=COLOURS[m], label=LABELS[m]) for m in COLOURS]
     modes = [Line2D([], [], color="black", linestyle=s, label=m) for m, s in STYLES.items()]
     figure.legend(handles=[*methods, *modes], loc="lower center", ncols=5, fontsize=8)
-    where = record["machine"].get("gpu", record["machine"]["cpu"])
+    where = machine.get("gpu", machine["cpu"])
     figure.suptitle(f"One training step, {where}", fontsize=11)
     figure.tight_layout(rect=(0, 0.07, 1, 1))
     path = folder / "speed.png"

@@ -3,7 +3,7 @@
     python benchmarks/images.py --data FOLDER [--recipes NAME ...] [--parts NAME ...] [--seeds 3]
 
 FOLDER holds the data sets as `clipless.data.load` reads them. Parts: `accuracy` (every recipe, all
-seeds), `certificates` (CIFAR-10 at epsilon 20 over the temperature, with membership inference),
+seeds), `certificates` (CIFAR-10 at epsilon 20 and 1 over the temperature, with membership inference),
 `dropin` (one Lipschitz network under this library and under Opacus), `tightness` (gradient norms
 over their bounds by colour space), `tables`, `plots`. Results are kept under `results/`:
 `images.json` is a list of `{dataset, recipe, epsilon, delta, seed, accuracy, seconds}`, to which
@@ -12,6 +12,7 @@ a later call adds; rows of the same recipe and seed are replaced.
 
 import argparse
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -87,38 +88,37 @@ def accuracy(sets, names, seeds):
             keep([row])
 
 
-def certificates(sets, seeds):
+def certificates(sets, seeds, epsilons):
     """Certified accuracy over the temperature, and what membership inference finds."""
     config = image_config(CERTIFIED)
     data, features = sets.data(config), sets.features(config)
     rule = rule_of(config, examples=data.size)
     test, labels = data.test
     rows = []
-    for temperature in TEMPERATURES:
-        for seed in seeds:
-            chosen = dataclasses.replace(rule, temperature=temperature)
-            trained = train_images(
-                *data.train, classes=10, epsilon=config.privacy.epsilon,
-                delta=config.privacy.delta, rule=chosen, seed=seed, features=features,
-            )  # fmt: skip
-            found = certified_accuracy(
-                trained.model, test, labels, radii=[r / 255 for r in PAPER_RADII]
-            )
-            attack = membership_inference(
-                trained.model, tuple(part[: len(test)] for part in data.train), data.test,
-                loss=CrossEntropy(tau=temperature),
-            )  # fmt: skip
-            rows.append({
-                "dataset": "cifar10", "recipe": CERTIFIED, "temperature": temperature,
-                "epsilon": round(trained.privacy.epsilon, 4), "delta": trained.privacy.delta,
-                "seed": seed, "lipschitz": found.lipschitz,
-                "radii_of_255": list(PAPER_RADII),
-                "certified": [round(a, 4) for a in found.accuracies],
-                "membership_auroc": round(attack.best_auroc.value, 4),
-                "membership_advantage": round(attack.best_advantage.value, 4),
-                "seconds": round(trained.seconds, 1),
-            })  # fmt: skip
-            print(rows[-1], flush=True)
+    for epsilon, temperature, seed in itertools.product(epsilons, TEMPERATURES, seeds):
+        chosen = dataclasses.replace(rule, temperature=temperature)
+        trained = train_images(
+            *data.train, classes=10, epsilon=epsilon,
+            delta=config.privacy.delta, rule=chosen, seed=seed, features=features,
+        )  # fmt: skip
+        found = certified_accuracy(
+            trained.model, test, labels, radii=[r / 255 for r in PAPER_RADII]
+        )
+        attack = membership_inference(
+            trained.model, tuple(part[: len(test)] for part in data.train), data.test,
+            loss=CrossEntropy(tau=temperature),
+        )  # fmt: skip
+        rows.append({
+            "dataset": "cifar10", "recipe": CERTIFIED, "temperature": temperature,
+            "epsilon": round(trained.privacy.epsilon, 4), "delta": trained.privacy.delta,
+            "seed": seed, "lipschitz": found.lipschitz,
+            "radii_of_255": list(PAPER_RADII),
+            "certified": [round(a, 4) for a in found.accuracies],
+            "membership_auroc": round(attack.best_auroc.value, 4),
+            "membership_advantage": round(attack.best_advantage.value, 4),
+            "seconds": round(trained.seconds, 1),
+        })  # fmt: skip
+        print(rows[-1], flush=True)
     save("images-certificates", rows, notes="Radii are Euclidean, pixels from 0 to 1.")
 
 
@@ -128,6 +128,8 @@ def main():
     parser.add_argument("--recipes", nargs="+", default=list(image_recipes()))
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=["accuracy", "tables"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[20.0, 1.0],
+                        help="of the certificates")  # fmt: skip
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     # The slack in the sensitivities covers float32, not TF32.
@@ -137,7 +139,7 @@ def main():
     if "accuracy" in options.parts:
         accuracy(sets, options.recipes, seeds)
     if "certificates" in options.parts:
-        certificates(sets, seeds)
+        certificates(sets, seeds, options.epsilons)
     if "dropin" in options.parts:
         save("images-dropin", dropin(options.data, options.device))
     if "tightness" in options.parts:

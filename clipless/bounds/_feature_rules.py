@@ -41,3 +41,12 @@ def channel_standardize(site: Site, x: Signal) -> Bound:
         site.refuse("its mean is not finite, or its deviation not finite and greater than 0.")
     positions = math.prod(x.shape[1:])
     return Bound(lipschitz=lipschitz, output=lipschitz * x.norm + math.sqrt(positions) * shift)
+
+
+@register(lip.ChannelMix)
+def channel_mix(site: Site, x: Signal) -> Bound:
+    """A x at every position: l = ||A||, output l X."""
+    lipschitz = site.module.constant()
+    if not math.isfinite(lipschitz):
+        site.refuse("its matrix is not finite.")
+    return Bound(lipschitz=lipschitz, output=lipschitz * x.norm)

@@ -17,6 +17,8 @@ from clipless.cli._export import export
 from clipless.cli._report import report
 from clipless.cli._sweep import sweep
 from clipless.cli._train import train
+from clipless.runs._errors import ConfigError
+from clipless.runs._torchrun import torchrun_rank
 
 app = typer.Typer(
     name="clipless",
@@ -32,12 +34,19 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False,
 ) -> None:
     """Differentially private training without clipping: train, certify, attack, report."""
     if version:
         typer.echo(f"clipless {__version__}")
         raise typer.Exit
+    command = context.invoked_subcommand
+    if command not in (None, "train") and torchrun_rank() is not None:
+        raise ConfigError(
+            f"clipless {command} is one process: start it without torchrun. (A sweep takes as many "
+            "workers as you start.)"
+        )
 
 
 app.command()(train)

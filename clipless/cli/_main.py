@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TextIO
 
 from clipless.cli._exits import CheckFailedError, ExitCode, exit_code_of
 from clipless.cli._output import error_console, flush, note
+from clipless.runs._torchrun import is_first, torchrun_rank
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -66,11 +67,15 @@ def _explain(error: BaseException, *, as_json: bool) -> int:
             )
         elif code == ExitCode.INTERRUPTED:
             message = "interrupted"
-    if as_json:
+    rank = torchrun_rank()
+    if rank and code == ExitCode.INTERRUPTED:
+        return code  # process 0 says so
+    if as_json and not rank:
         fields = {"error": {"kind": type(error).__name__, "message": message}, "exit_code": code}
         print(json.dumps(fields, indent=2))
     output = error_console()
-    output.print("[bold red]Error:[/bold red] ", end="")
+    where = f" in process {rank}" if rank else ""
+    output.print(f"[bold red]Error{where}:[/bold red] ", end="")
     output.print(message, markup=False, soft_wrap=True)
     return code
 
@@ -79,5 +84,6 @@ def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int,
     file: TextIO | None = None, line: str | None = None,
 ) -> None:  # fmt: skip
-    """One paragraph without a line of code."""
-    note(f"Warning: {message}")
+    """One paragraph without a line of code, from one of several processes."""
+    if is_first():
+        note(f"Warning: {message}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from clipless.runs._errors import ConfigError
 from clipless.runs._files import layered, read_config_file
 from clipless.runs._recipes import recipe as read_recipe
 from clipless.runs._recipes import recipes
+from clipless.runs._torchrun import is_first, restarted, torchrun_rank
 
 if TYPE_CHECKING:
     from clipless.runs import TrainedRun
@@ -88,14 +90,8 @@ def train(
         clipless train --recipe mnist-epsilon3 --out runs/mnist
         clipless train --data people.csv --target income --epsilon 1
         clipless train --resume --out runs/mnist
+        torchrun --nproc-per-node 4 -m clipless train --recipe mnist-epsilon3 --out runs/mnist
     """
-    layers: list[dict[str, Any]] = []
-    if resume:
-        if out is None:
-            raise ConfigError("--resume needs --out: the folder of the run to go on with")
-        layers.append(_stored(out))
-    layers += [] if recipe is None else [read_recipe(recipe)]
-    layers += [] if config is None else [read_config_file(config)]
     flags = {
         "data.target": target, "data.task": task, "data.root": root, "data.limit": limit,
         "model.name": model, "loss.name": loss,
@@ -105,10 +101,18 @@ def train(
         "training.learning_rate": learning_rate, "training.product_clip": product_clip,
         "training.seed": seed, "training.device": device,
     }  # fmt: skip
-    layers += [data_layer(data), flag_layer(flags), set_layer(settings)]
-    chosen = RunConfig.from_dict(layered(*layers))
-    folder = _new_folder(chosen) if out is None else out
-    _train(chosen, folder, resume=resume, report=report, progress=progress, json=json)
+
+    def decide() -> tuple[RunConfig, Path, bool]:
+        going_on = resume or _is_restart(out)
+        layers: list[dict[str, Any]] = [_stored(out)] if going_on else []
+        layers += [] if recipe is None else [read_recipe(recipe)]
+        layers += [] if config is None else [read_config_file(config)]
+        layers += [data_layer(data), flag_layer(flags), set_layer(settings)]
+        chosen = RunConfig.from_dict(layered(*layers))
+        return chosen, _new_folder(chosen) if out is None else out, going_on
+
+    chosen, folder, going_on = decide() if torchrun_rank() is None else _decided_by_first(decide)
+    _train(chosen, folder, resume=going_on, report=report, progress=progress, json=json)
 
 
 def _train(
@@ -120,13 +124,15 @@ def _train(
     try:
         run = train_run(config, folder, resume=resume, progress=progress, report=report)
     except KeyboardInterrupt:
-        if not (folder / "config.json").exists():
+        if not is_first() or not (folder / "config.json").exists():
             raise  # before there was anything to go on with
         note(
             f"Interrupted. What was spent is in {folder / 'ledger.jsonl'}; nothing is lost. Go on "
             f"with: clipless train --resume --out {folder}"
         )
         raise typer.Exit(ExitCode.INTERRUPTED) from None
+    if not is_first():
+        return
     emit(run.to_dict(), _summary(run), json=json)
     if run.stopped == "budget":
         note("The budget ran out before the planned steps were taken.")
@@ -147,8 +153,31 @@ def _summary(run: TrainedRun) -> str:
     return "\n".join(lines)
 
 
-def _stored(folder: Path) -> dict[str, Any]:
+def _decided_by_first(
+    decide: Callable[[], tuple[RunConfig, Path, bool]],
+) -> tuple[RunConfig, Path, bool]:
+    """Let process 0 read files and choose a folder: others may have none, or see it too late."""
+    from clipless.runs._together import Together
+
+    return Together().from_first(decide)
+
+
+def _is_restart(out: Path | None) -> bool:
+    """Whether `torchrun` starts its processes again, after they have begun a run."""
+    if not restarted():
+        return False
+    if out is None:
+        raise ConfigError(
+            "torchrun has started its processes again, and without --out they would begin a second "
+            "run. Go on with the first one: clipless train --resume --out RUN"
+        )
+    return (out / "config.json").exists()
+
+
+def _stored(folder: Path | None) -> dict[str, Any]:
     """The configuration in a run folder, without loading torch for it."""
+    if folder is None:
+        raise ConfigError("--resume needs --out: the folder of the run to go on with")
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"{folder} holds no run to go on with: leave --resume out")

@@ -1,7 +1,9 @@
-"""Data: loaders for public data sets, preprocessing of single examples, augmentation."""
+"""Data: loaders, preprocessing of single examples, augmentation, custody of private rows."""
 
 from clipless.data._augmentation import Augmentation, Compose, RandomCrop, RandomFlip
+from clipless.data._channels import ChannelStatistics, fit_channels, fit_covariance
 from clipless.data._colour import ColourSpace
+from clipless.data._custody import PrivateRows
 from clipless.data._errors import DataFileError, DataNotFoundError
 from clipless.data._idx import read_idx
 from clipless.data._info import DatasetInfo, FileInfo, LoadedDataset
@@ -29,4 +31,8 @@ __all__ = [
     "Compose",
     "RandomCrop",
     "RandomFlip",
+    "PrivateRows",
+    "fit_channels",
+    "fit_covariance",
+    "ChannelStatistics",
 ]

@@ -22,6 +22,7 @@ from clipless.privacy._noise import GaussianNoise
 RowFunction = Callable[..., Tensor]
 
 _CHUNK = 65_536
+_PIECE = 1024  # of rows that are whole matrices
 _WITNESSES = 4
 # Sums are taken in float64, whose rounding moves a norm by far less than this.
 _SLACK = 1 + 1e-9
@@ -30,10 +31,10 @@ _SLACK = 1 + 1e-9
 class PrivateRows:
     """Rows of private numbers, which answer only with noise and only if it is paid for.
 
-    Guarantee: every value that leaves through `noisy_sum` or `noisy_counts` is a Gaussian
-    mechanism on all rows, whose noise multiplier is in `ledger` before the noise is drawn. Nothing
-    else leaves: indexing, iterating, converting to an array or to text is refused. `len` is public,
-    and so are the shapes.
+    Guarantee: every value that leaves through `noisy_sum`, `noisy_gram` or `noisy_counts` is a
+    Gaussian mechanism on all rows, whose noise multiplier is in `ledger` before the noise is drawn.
+    Nothing else leaves: indexing, iterating, converting to an array or to text is refused. `len` is
+    public, and so are the shapes.
 
     `map_rows` returns the rows under a function of single rows; `hand_over` gives them to the
     private loader of training, whose steps the engine accounts for in the same ledger.
@@ -94,6 +95,31 @@ class PrivateRows:
             total = parts.sum(dim=0) if total is None else total + parts.sum(dim=0)
         assert total is not None
         return self._release(total, limit, noise_multiplier, label)
+
+    def noisy_gram(self, matrix_of: RowFunction, *, noise_multiplier: float, label: str) -> Tensor:
+        """Return the sum of M M^T over all rows, plus noise, in float64: (k, k), symmetric.
+
+        `matrix_of` maps the columns of some rows to (n, k, ...) matrices M, columns in any number
+        of axes; each is scaled into the unit ball of the Frobenius norm, and counts as nothing
+        where it is not finite. Then `||M M^T||_F <= ||M||_F^2 <= 1`, and the norm of the entries on
+        and above the diagonal, which are released, is not larger. Their noise has standard
+        deviation `noise_multiplier`; those below are their mirror image.
+        """
+        self._check_apart(matrix_of)
+        total: Tensor | None = None
+        for chunk in self._chunks():
+            for piece in zip(*(each.split(_PIECE) for each in chunk), strict=True):
+                matrices = matrix_of(*piece).to(torch.float64).flatten(2)
+                matrices = torch.nan_to_num(matrices, nan=0.0, posinf=0.0, neginf=0.0)
+                norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
+                matrices = (matrices / norms.clamp(min=1.0)).movedim(1, 0).flatten(1)
+                part = matrices @ matrices.mT
+                total = part if total is None else total + part
+        assert total is not None
+        above = torch.triu_indices(*total.shape, device=total.device).unbind()
+        upper = torch.zeros_like(total)
+        upper[above] = self._release(total[above], 1.0, noise_multiplier, label)
+        return upper + upper.triu(1).mT
 
     def noisy_counts(
         self, bins_of: RowFunction, *, bins: Sequence[int], noise_multiplier: float, label: str

@@ -156,8 +156,8 @@ def _octaves(x: Tensor) -> Tensor:
 
 def _without_noise(octaves: Tensor, deviation: float) -> Tensor:
     """Drop the bins that noise alone may have filled; of a column without others, keep one."""
-    # Of some sixty empty bins, the fullest is seldom above this.
-    floor = deviation * math.sqrt(2 * math.log(2 * _OCTAVES))
+    # Of the empty bins of all columns together, the fullest is seldom above this.
+    floor = deviation * math.sqrt(2 * math.log(2 * octaves.numel()))
     counts = torch.where(octaves > floor, octaves, 0.0)
     empty = counts.sum(dim=1) == 0
     fullest = octaves.argmax(dim=1)

@@ -1,7 +1,7 @@
 """Private image classifiers: scattering features, private standardisation, one linear layer."""
 
 from clipless.images._front import ImageFeatures
-from clipless.images._model import build_network
+from clipless.images._model import build_network, decorrelation
 from clipless.images._recipes import RecipeResult, image_recipes, run_recipe
 from clipless.images._rule import ImageRule
 from clipless.images._train import TrainedImages, train_images
@@ -12,6 +12,7 @@ __all__ = [
     "ImageRule",
     "ImageFeatures",
     "build_network",
+    "decorrelation",
     "image_recipes",
     "run_recipe",
     "RecipeResult",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
 import torch
@@ -18,8 +19,8 @@ def build_network(
 ) -> nn.Sequential:
     """Return the network on pixels, as a `Sequential` of named parts, statistics not yet known.
 
-    `features`, `standardize`, `guard`, `flatten`, `head`, `clip`. With `rule.lipschitz` it is that
-    times the head's norm, 1, Lipschitz in pixels.
+    `features`, `standardize`, `mix`, `guard`, `flatten`, `head`, `clip`. With `rule.lipschitz` it
+    is that times the head's norm, 1, Lipschitz in pixels.
 
     Example:
         >>> rule = ImageRule.choose(examples=1000, epsilon=1.0, certified=True)
@@ -36,6 +37,7 @@ def build_network(
     parts: list[tuple[str, nn.Module]] = [
         ("features", features),
         ("standardize", lip.ChannelStandardize(torch.zeros(channels), torch.ones(channels))),
+        ("mix", lip.ChannelMix(torch.eye(channels))),
         ("guard", lip.BoundedInput(rule.norm, mode="clip" if rule.lipschitz else "sphere")),
         ("flatten", nn.Flatten()),
         ("head", lip.SpectralLinear(channels * rows * columns, classes, constraint="ball")),
@@ -65,3 +67,18 @@ def standardization(rule: ImageRule, found: ChannelStatistics) -> lip.ChannelSta
         limit = rule.whitening * deviation.median()
         deviation = (deviation / limit).clamp(min=1.0) / rule.lipschitz
     return lip.ChannelStandardize(found.mean, deviation)
+
+
+def decorrelation(ridge: float, covariance: Tensor, *, noise: float) -> lip.ChannelMix:
+    """Return the layer that decorrelates channels, given their noisy covariance.
+
+    By the inverse root of the covariance, with `ridge` times its trace added to the eigenvalues, or
+    if that is more, the largest eigenvalue that its noise makes, of standard deviation `noise` in
+    every entry: directions of noise alone are not blown up. Of norm one; a sphere follows.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    values = values.clamp(min=0)
+    radius = 2 * noise * math.sqrt(len(values))  # Wigner's semicircle
+    added = (ridge * values.sum()).clamp(min=max(radius, torch.finfo(values.dtype).tiny))
+    gains = (values + added).rsqrt()
+    return lip.ChannelMix(vectors * (gains / gains.max()) @ vectors.mT)

@@ -28,6 +28,9 @@ class ImageRule:
     """Square roots of coefficients."""
     power: float
     """Channels are divided by this power of their deviation: 1 standardises, 0 leaves them."""
+    ridge: float | None
+    """Channels are decorrelated by the inverse root of their covariance, this part of its trace
+    added to its eigenvalues; None leaves them as they are."""
     lipschitz: float | None
     """Divide channels by their deviations only as far as the front end keeps this constant in
     pixels; None for no constant, and full standardisation on the unit sphere."""
@@ -48,7 +51,7 @@ class ImageRule:
     average: float
     """Decay of the averaged weights."""
     query_noise: float
-    """Noise multiplier of each of the three queries that standardise the channels."""
+    """Noise multiplier of each of the queries that standardise and decorrelate the channels."""
 
     @classmethod
     def choose(
@@ -67,7 +70,8 @@ class ImageRule:
         return cls(
             mirror=mirror,
             root=not certified,
-            power=1.0,
+            power=1.0 if certified else 0.5,
+            ridge=None if certified else 0.01,
             lipschitz=1.0 if certified else None,
             whitening=4.0,
             norm=2.0 if certified else 1.0,
@@ -75,8 +79,8 @@ class ImageRule:
             batch_size=examples if full_batch else batch_size,
             full_batch=full_batch,
             temperature=16.0 if certified else 128.0,
-            gradient_clip=0.4 if certified else 0.2,
-            learning_rate=0.002 if certified else 0.0015,
+            gradient_clip=0.4 if certified else 0.15,
+            learning_rate=0.002,
             average=0.97,
             query_noise=channel_query_noise(epsilon=epsilon),
         )

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clipless.data._channels import fit_channels
+from clipless.data._channels import fit_channels, fit_covariance
 from clipless.data._custody import PrivateRows
 from clipless.images._front import ImageFeatures
-from clipless.images._model import build_network, standardization, trained_part
+from clipless.images._model import build_network, decorrelation, standardization, trained_part
 from clipless.images._rule import ImageRule
 from clipless.losses import CrossEntropy
 from clipless.privacy import Ledger, PrivacyReport, Relation, default_delta
@@ -58,8 +58,8 @@ def train_images(
 
     Guarantee: the model as a whole, with the means and deviations in it, is (epsilon,
     delta)-differentially private with respect to adding or removing one image. Features are
-    functions of single images; three noisy queries standardise them, and training spends what is
-    left. Everything is in `ledger`.
+    functions of single images; four noisy queries standardise and decorrelate them, and training
+    spends what is left. Everything is in `ledger`.
 
     Args:
         images: (n, colours, height, width) pixels from 0 to 1; training runs on their device.
@@ -140,6 +140,14 @@ def _train(
     layer = standardization(rule, statistics).to(device)
     network.add_module("standardize", layer)
     rows = rows.map_rows(lambda features, labels: (layer(features), labels))
+    if rule.ridge is not None:
+        covariance = fit_covariance(
+            rows, features=lambda features, labels: features, noise_multiplier=rule.query_noise
+        )
+        noise = rule.query_noise / len(rows)
+        mix = decorrelation(rule.ridge, covariance, noise=noise).to(device)
+        network.add_module("mix", mix)
+        rows = rows.map_rows(lambda features, labels: (mix(features), labels))
     trainer = Trainer(
         trained_part(network),
         CrossEntropy(tau=rule.temperature),

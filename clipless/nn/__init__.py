@@ -23,7 +23,7 @@ from clipless.nn._pooling import (
 from clipless.nn._projection import Projection
 from clipless.nn._residual import Residual
 from clipless.nn._scattering import Scattering2d
-from clipless.nn._standardize import ChannelStandardize, GroupNormalize
+from clipless.nn._standardize import ChannelMix, ChannelStandardize, GroupNormalize
 
 __all__ = [
     "SpectralLinear",
@@ -47,6 +47,7 @@ __all__ = [
     "LayerCentering",
     "BallProjection",
     "GroupNormalize",
+    "ChannelMix",
     "ChannelStandardize",
     "Scattering2d",
     "BoundedInput",

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from clipless._arguments import positive
 from clipless._geometry import scale_into_ball
+from clipless.spectral import spectral_norm_bound
 
 
 class GroupNormalize(nn.Module):
@@ -122,3 +124,62 @@ class ChannelStandardize(nn.Module):
 def _read_constants(module: ChannelStandardize, incompatible_keys: object) -> None:
     """Whoever watches the model's numbers for changes then sees that its constants are others."""
     module.lipschitz, module.shift_norm = module.constants()
+
+
+class ChannelMix(nn.Module):
+    """`x -> A x` at every position, with one fixed matrix A for the channels: a linear map.
+
+    Its Lipschitz constant is the spectral norm of A. Decorrelating channels by the inverse root of
+    their covariance is its use: put `ChannelStandardize` before and `BoundedInput` behind it.
+
+    **The matrix is released with the model.** Take a public one, or one from private statistics
+    that are in the ledger; the layer keeps it as a buffer and never changes it.
+
+    Args:
+        matrix: (channels out, channels in).
+
+    Example:
+        >>> layer = ChannelMix([[0.0, 2.0], [1.0, 0.0]])
+        >>> layer(torch.tensor([[5.0, 2.5]])), round(layer.lipschitz, 6)
+        (tensor([[5., 5.]]), 2.0)
+    """
+
+    matrix: Tensor
+
+    def __init__(
+        self,
+        matrix: Tensor | Sequence[Sequence[float]],
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        wide = torch.as_tensor(matrix, dtype=torch.float64).detach()
+        own = wide.to(device=device, dtype=dtype or torch.get_default_dtype(), copy=True)
+        if own.ndim != 2 or not own.numel() or not bool(own.isfinite().all()):
+            raise ValueError(
+                "matrix must hold finite numbers, one row for each channel that comes out, got "
+                f"shape {tuple(own.shape)}"
+            )
+        self.register_buffer("matrix", own)
+        self.lipschitz = self.constant()
+        self.register_load_state_dict_post_hook(_read_constant)  # type: ignore[no-untyped-call]
+
+    def constant(self) -> float:
+        """The Lipschitz constant, certified: infinite if the matrix is not finite."""
+        if not bool(self.matrix.isfinite().all()):
+            return math.inf
+        return spectral_norm_bound(self.matrix.detach().double().cpu()[None]).item()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels in, ...) -> (batch, channels out, ...)."""
+        return F.linear(x.movedim(1, -1), self.matrix).movedim(-1, 1)
+
+    def extra_repr(self) -> str:
+        """The sizes, for printing."""
+        out, into = self.matrix.shape
+        return f"{into}, {out}, lipschitz={self.lipschitz:g}"
+
+
+def _read_constant(module: ChannelMix, incompatible_keys: object) -> None:
+    module.lipschitz = module.constant()

@@ -35,7 +35,9 @@ class CompiledCalls:
     def __init__(self, session: TrainingSession, *, backend: str, mode: str | None) -> None:
         self._session = session
         fixed = session.loader.rows is not None
-        if mode in GRAPH_MODES:
+        if mode is None and fixed and backend == "inductor" and session.on_cuda:
+            mode = "reduce-overhead" if _is_one_batch(session) else None
+        elif mode in GRAPH_MODES:
             _check_one_batch(session, mode)
         reason = uncompilable(session.model)
         self._forward: Compiled | None = None
@@ -100,9 +102,13 @@ class CompiledCalls:
         return result
 
 
+def _is_one_batch(session: TrainingSession) -> bool:
+    return session.loader._count_micro_batches(largest_sample(session.plan.sampling)) == 1
+
+
 def _check_one_batch(session: TrainingSession, mode: str | None) -> None:
     """CUDA graphs write all results to the same place again, so a step must be one batch."""
-    if session.loader._count_micro_batches(largest_sample(session.plan.sampling)) != 1:
+    if not _is_one_batch(session):
         raise PrivacyError(
             f"mode={mode!r} records CUDA graphs, whose gradients the next batch overwrites, and "
             "the steps of this loader consist of several batches. Compile without a mode, or leave "

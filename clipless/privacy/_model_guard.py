@@ -39,6 +39,7 @@ class ModelGuard:
         with self._uncovered():
             self._watch = ModelWatch(model)
         self._casts = contextlib.ExitStack()
+        self._compiles = False
         self.prepare()
         if projection and self._rounded is not None:
             self._rounded.restore()
@@ -53,8 +54,15 @@ class ModelGuard:
             self._projected = prepare_projection(self._model, include_frozen=False, only=owns)
             if self._sharded is not None:
                 self._constrained = prepare_projection(self._model, include_frozen=False).parameters
+        if self._compiles:
+            self._projected.compile()
         rounds = self._precision == "bfloat16"
         self._rounded = RoundedWeights(self._model, only=owns) if rounds else None
+
+    def compile(self) -> None:
+        """Compile the projection, where that helps."""
+        self._compiles = True
+        self._projected.compile()
 
     def structure(self) -> tuple[Any, ...]:
         """What the model's bounds depend on, to be compared."""

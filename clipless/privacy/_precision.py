@@ -193,5 +193,5 @@ _ROUNDINGS: dict[Any, int | None] = {
     lip.BoundedInput: 8, lip.BallProjection: 8, lip.ClipGradient: 8, lip.Householder: 8,
     **dict.fromkeys(("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d"), None),
     **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d"), None),
-    lip.ChannelStandardize: None, lip.GroupNormalize: None,
+    lip.ChannelStandardize: None, lip.ChannelMix: None, lip.GroupNormalize: None,
 }  # fmt: skip

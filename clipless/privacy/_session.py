@@ -160,13 +160,15 @@ class TrainingSession:
             set_loss_scale(self.model, 1.0)
 
     def compile(self, *, backend: str, mode: str | None) -> None:
-        """Compile forward and backward pass, and on a GPU the criterion."""
+        """Compile forward and backward pass, and on a GPU the criterion and the projection."""
         refuse_compiled(self.team)
         if self._progress is not None:
             raise PrivacyError("a step is under way: compile between steps")
         if self._compiled is not None:
             self._compiled.remove()
         self._compiled = CompiledCalls(self, backend=backend, mode=mode)
+        if backend == "inductor":
+            self._guard.compile()
         self._structure = self._guard.structure()
 
     @property
@@ -178,6 +180,11 @@ class TrainingSession:
     def uses_graphs(self) -> bool:
         """Whether the model's passes are launched as CUDA graphs."""
         return self._compiled is not None and self._compiled.uses_graphs
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the whole model is on a CUDA device."""
+        return all(parameter.is_cuda for parameter in self._trainable)
 
     @property
     def on_accelerator(self) -> bool:

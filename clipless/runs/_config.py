@@ -139,6 +139,11 @@ class TrainingConfig:
         epochs, steps: one of the two; by default 400 steps.
         momentum: of `sgd`.
         schedule: of the learning rate.
+        clip_quantile: clip the gradients of the loss at a threshold that follows this quantile of
+            them, privately, within the budget. It begins at `model.clip_gradient`, if given.
+        precision: of products: `float32`, `tf32` (on a GPU) or `bfloat16`; less means more noise.
+        compile: compile the forward and backward pass.
+        pad: give all batches one size; by default if training is compiled.
         augment: any of `flip` and `crop:N`, in order.
         validate: measure loss and accuracy on the test set after every epoch.
         check_bounds: compare the gradients of so many examples with their bounds, at every
@@ -158,8 +163,11 @@ class TrainingConfig:
     schedule: Literal["cosine", "constant"] = "cosine"
     average: float | None = 0.98
     product_clip: float | None = None
+    clip_quantile: float | None = None
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    compile: bool = False
     micro_batch_size: int | None = None
-    pad: bool = False
+    pad: bool | None = None
     augment: tuple[str, ...] = ()
     views: int | None = None
     validate: bool = True
@@ -192,6 +200,15 @@ class TrainingConfig:
         require(
             self.average is None or 0 <= self.average <= 1,
             f"training.average must lie in [0, 1], or be none, got {self.average}",
+        )
+        require(
+            self.clip_quantile is None or 0 < self.clip_quantile < 1,
+            f"training.clip_quantile must lie between 0 and 1, got {self.clip_quantile}",
+        )
+        require(
+            self.clip_quantile is None or not self.compile,
+            "training.compile needs a fixed threshold: leave training.clip_quantile out, and clip "
+            "at model.clip_gradient",
         )
 
 

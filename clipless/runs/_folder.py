@@ -112,7 +112,14 @@ def data_digests(data: RunData) -> dict[str, Any]:
 
 def check_data(folder: Path, data: RunData, *, parts: tuple[str, ...] = ("train", "test")) -> None:
     """Refuse data that are not those that the run was made with."""
-    expected, found = read_json(folder, DATA, kind="data"), data_digests(data)
+    check_digests(folder, data_digests(data), parts=parts)
+
+
+def check_digests(
+    folder: Path, found: Mapping[str, Any], *, parts: tuple[str, ...] = ("train", "test")
+) -> None:
+    """Refuse data by their digests; see `data_digests`."""
+    expected = read_json(folder, DATA, kind="data")
     for part in parts:
         if expected.get(part) != found[part]:
             raise RunFolderError(

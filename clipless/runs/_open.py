@@ -26,6 +26,7 @@ from clipless.runs._data import RunData, load_data
 from clipless.runs._errors import ConfigError, RunFolderError
 from clipless.runs._kinds import Kind, kind_of
 from clipless.runs._tabular import as_table, as_trained, criterion_of, encoded
+from clipless.training._thresholds import set_thresholds, thresholds
 
 _SAME_BOUND = 1e-9
 
@@ -111,6 +112,7 @@ def _open_network(folder: Path, config: RunConfig, plan: Plan, result: Mapping[s
 
     with torch.random.fork_rng(devices=[]):  # building draws weights that are replaced at once
         model = _parts.build_model(config)
+    begun = thresholds(model)
     try:
         weights = safetensors.torch.load((folder / _folder.WEIGHTS).read_bytes())
         model.load_state_dict({**_extra(model), **weights})
@@ -118,6 +120,7 @@ def _open_network(folder: Path, config: RunConfig, plan: Plan, result: Mapping[s
         raise RunFolderError(
             f"{folder / _folder.WEIGHTS} does not fit the model of {_folder.CONFIG}: {error}"
         ) from error
+    set_thresholds(model, begun)  # the plan is about where they began; they have moved since
     return Run(
         folder=folder, config=config, plan=plan, result=result, model=model.eval(),
         criterion=_parts.build_loss(config.loss), input_shape=_parts.input_shape(config),

@@ -13,6 +13,7 @@ from torch import nn
 from clipless import losses, models
 from clipless.bounds import clip_products
 from clipless.data import Augmentation, Compose, RandomCrop, RandomFlip
+from clipless.nn import ClipGradient, FollowQuantile
 from clipless.privacy import default_delta
 from clipless.privacy._choices import named_sampling
 from clipless.privacy._sampling import steps_of_one_pass
@@ -20,9 +21,7 @@ from clipless.runs._config import Choice, RunConfig, TrainingConfig
 from clipless.runs._data import RunData
 from clipless.runs._errors import ConfigError
 from clipless.runs._fields import listed, refuse_unknown, typed
-from clipless.runs._kinds import SCATTERING
-from clipless.runs._kinds import TABULAR as TABULAR
-from clipless.runs._kinds import default_model as default_model
+from clipless.runs._kinds import SCATTERING, TABULAR, default_model
 from clipless.training import LayerAdam
 
 LOSSES: dict[str, type[losses.Loss]] = {
@@ -61,6 +60,7 @@ def resolved(config: RunConfig, data: RunData) -> RunConfig:
             training,
             batch_size=batch_size,
             device=device,
+            pad=training.compile if training.pad is None else training.pad,
             # An epoch may be one step, and a checkpoint waits for the disk.
             checkpoint_every=training.checkpoint_every or max(pass_steps, -(-steps // 20)),
         ),
@@ -68,18 +68,24 @@ def resolved(config: RunConfig, data: RunData) -> RunConfig:
 
 
 def build_model(config: RunConfig) -> nn.Module:
-    """Build the model of a resolved configuration, gradients of products clipped as it says."""
+    """Build the model of a resolved configuration, gradients clipped as it says."""
+    settings = config.model.to_dict()
+    quantile, loss = config.training.clip_quantile, build_loss(config.loss)
+    begin = None if quantile is None else settings.pop("clip_gradient", None)
     try:
-        described = models.from_dict(config.model.to_dict())
+        described = models.from_dict(settings)
         model = models.build(described)
     except ValueError as error:
         raise ConfigError(f"[model] {error}") from error
+    if quantile is not None:
+        norm = begin or loss.lipschitz_for((described.classes,))
+        model.append(ClipGradient(norm, follow=FollowQuantile(quantile=quantile)))
     fraction = config.training.product_clip
     if fraction is not None:
         clip_products(
             model,
             fraction=fraction,
-            loss=build_loss(config.loss),
+            loss=loss,
             input_shape=described.input_shape,
         )
     return model

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,9 @@ from clipless.runs._folder import write_json
 from clipless.runs._kinds import default_model, kind_of, refuse_foreign
 from clipless.runs._result import TrainedRun
 from clipless.runs._tabular import resolved_tabular, train_tabular
+from clipless.runs._together import Together
 from clipless.runs._trainer import make_trainer
+from clipless.runs._watchers import watchers
 from clipless.training import Callback, FitResult, Trainer
 from clipless.training._checkpoint import replace_file
 from clipless.training._state import to_bytes
@@ -45,6 +48,9 @@ def train_run(
     `clipless.sklearn`. The test data are taken to be public. `data.json` and `metrics.jsonl` in
     the folder are not covered, and checkpoints are secret.
 
+    Called by all processes of `torchrun`, they train together: process 0 keeps the folder, which
+    the others need not see, and all return what it returns.
+
     Args:
         out: a new or empty folder; or with `resume`, one that holds this run, which goes on.
         resume: go on with the run in `out`, whose configuration must be this one.
@@ -67,27 +73,44 @@ def train_run(
         >>> run.steps, run.stopped, sorted(run.metrics)
         (3, 'finished', ['accuracy', 'loss'])
     """
+    together = Together()
     folder = Path(out)
-    _check_place(folder, resume=resume)
-    data = load_data(config.data, progress=progress)
-    full = resolved_config(config, data)
-    if resume:
-        _require_same(folder, full)
-        _folder.check_data(folder, data)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder, _folder.CONFIG, full.to_dict(), kind="config")
-        write_json(folder, _folder.DATA, _folder.data_digests(data), kind="data")
-    place = full.training.device or "cpu"
-    write_json(folder, _folder.ENVIRONMENT, _folder.environment(place), kind="environment")
+    together.from_first(lambda: _check_place(folder, resume=resume))
+    shown = progress if together.first else False
+
+    def read() -> tuple[RunData, RunConfig]:
+        data = load_data(config.data, progress=shown)
+        return data, resolved_config(config, data)
+
+    data, full = together.in_turns(read)
+    digests = _folder.data_digests(data)
+    together.require_same(full, digests)
+    together.from_first(lambda: _begin(folder, full, digests, resume=resume))
     try:
-        run = _train(full, data, folder, resume, progress, callbacks)
+        run = _train(full, data, folder, resume, shown, callbacks, together)
     except BaseException:
-        if not resume:
+        if together.first and not resume:
             _clear(folder)
         raise
-    write_json(folder, _folder.RESULT, run.record(), kind="result")
-    return replace(run, report=_report(folder)) if report else run
+
+    def finish() -> TrainedRun:
+        write_json(folder, _folder.RESULT, run.record(), kind="result")
+        return replace(run, report=_report(folder)) if report else run
+
+    return together.from_first(finish)
+
+
+def _begin(folder: Path, config: RunConfig, digests: Mapping[str, Any], *, resume: bool) -> None:
+    """Write down what the run is, or check that it is the one that is there."""
+    if resume:
+        _require_same(folder, config)
+        _folder.check_digests(folder, digests)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder, _folder.CONFIG, config.to_dict(), kind="config")
+        write_json(folder, _folder.DATA, digests, kind="data")
+    place = config.training.device or "cpu"
+    write_json(folder, _folder.ENVIRONMENT, _folder.environment(place), kind="environment")
 
 
 def resolved_config(config: RunConfig, data: RunData) -> RunConfig:
@@ -110,11 +133,12 @@ def _train(
     resume: bool,
     progress: bool | None,
     callbacks: Sequence[Callback],
+    together: Together,
 ) -> TrainedRun:
     """Train a resolved configuration by its kind."""
     kind = kind_of(config.model.name)
     if kind == "network":
-        return _train_network(config, data, folder, resume, progress, callbacks)
+        return _train_network(config, data, folder, resume, progress, callbacks, together)
     if callbacks:
         raise ConfigError(f"runs of the kind {kind} take no callbacks")
     if kind == "tabular":
@@ -136,6 +160,7 @@ def _train_network(
     resume: bool,
     progress: bool | None,
     callbacks: Sequence[Callback],
+    together: Together,
 ) -> TrainedRun:
     training = config.training
     device = torch.device(training.device or "cpu")
@@ -150,7 +175,7 @@ def _train_network(
                 config,
                 run_dir=folder,
                 resume=resume,
-                callbacks=[*_watchers(config, train), *callbacks],
+                callbacks=[*watchers(config, train, together.processes), *callbacks],
                 progress=progress,
             )
             result = trainer.fit(train, validation_data=test if training.validate else None)
@@ -158,7 +183,7 @@ def _train_network(
             raise
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        return _finish(trainer, result, test, folder)
+        return together.from_first(lambda: _finish(trainer, result, test, folder))
 
 
 def _finish(
@@ -195,21 +220,6 @@ def _ready(
 ) -> tuple[Tensor, Tensor]:
     inputs, targets = pair
     return inputs.to(device), _parts.targets_for(config.loss, targets).to(device)
-
-
-def _watchers(config: RunConfig, train: tuple[Tensor, Tensor]) -> list[Callback]:
-    """Return the callbacks that write what a report shows."""
-    found: list[Callback] = []
-    with contextlib.suppress(ImportError):
-        from clipless.report import BoundsCallback, SignalCallback
-
-        found += [BoundsCallback(), SignalCallback()]
-    if config.training.check_bounds:
-        from clipless.audit import TightnessCallback
-
-        examples, every = config.training.check_bounds, config.training.checkpoint_every
-        found.append(TightnessCallback(train, examples=examples, every=every))
-    return found
 
 
 def _report(folder: Path) -> Path | None:

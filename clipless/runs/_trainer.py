@@ -24,8 +24,9 @@ def make_trainer(
     training, privacy = config.training, config.privacy
     device = torch.device(training.device or "cpu")
     if device.type == "cuda":
-        # The slack in the sensitivities covers float32, not TF32: the engine would refuse it.
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        # The slack in the sensitivities covers what is asked for: the engine refuses other TF32.
+        rounded = training.precision == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = rounded
     return Trainer(
         _parts.build_model(config),
         _parts.build_loss(config.loss),
@@ -45,6 +46,8 @@ def make_trainer(
         pad=training.pad,
         augment=_parts.make_augmentation(training),
         views=training.views,
+        precision=training.precision,
+        compile=training.compile,
         accountant=privacy.accountant,
         run_dir=run_dir,
         resume=resume,

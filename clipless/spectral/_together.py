@@ -128,24 +128,27 @@ class _Known:
 
 
 def _known(parts: tuple[tuple[int, int, int, float, float], ...], device: torch.device) -> _Known:
-    # Sending numbers to a device waits for it, so it is done once. (A compiler makes them its own.)
-    if torch.compiler.is_compiling():
-        return _build_known(parts, device)
+    return _Known(*_constants(parts, device))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _constants(
+    parts: tuple[tuple[int, int, int, float, float], ...], device: torch.device
+) -> tuple[Tensor, ...]:
     return _remembered(parts, device)
 
 
-def _build_known(
+# Sending numbers to a device waits for it, so it is done once.
+@functools.lru_cache(maxsize=64)
+def _remembered(
     parts: tuple[tuple[int, int, int, float, float], ...], device: torch.device
-) -> _Known:
+) -> tuple[Tensor, ...]:
     rows = [row[1:] for row in parts for _ in range(row[0])]
     table = torch.tensor(rows, dtype=torch.float64, device=device)
-    side, inner, radius, precision = table.unbind(dim=1)
+    side, inner, radius, precision = table.T.contiguous().unbind()
     index = torch.arange(max(row[1] for row in parts), device=device)
     diagonal = (index < side[:, None]).to(torch.float64)
-    return _Known(torch.diag_embed(diagonal), side, inner, radius, precision)
-
-
-_remembered = functools.lru_cache(maxsize=64)(_build_known)
+    return torch.diag_embed(diagonal), side, inner, radius, precision
 
 
 def _orthogonal_factor(gram: Tensor, known: _Known) -> Tensor:

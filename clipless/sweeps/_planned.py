@@ -15,6 +15,7 @@ from clipless.privacy._sampling import padded_sampling, steps_of_one_pass
 from clipless.runs import ConfigError, RunConfig, RunData, load_data
 from clipless.runs import _parts as parts
 from clipless.runs._files import layered
+from clipless.runs._kinds import default_model, kind_of
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._space import Choices, nested
 
@@ -22,7 +23,7 @@ _FREE = {
     f"training.{name}"
     for name in (
         "learning_rate", "momentum", "weight_decay", "optimizer", "schedule", "average",
-        "product_clip", "augment", "views",
+        "product_clip", "clip_quantile", "precision", "augment", "views",
     )
 }  # fmt: skip
 """Settings of training that change no mechanism; nor do those of models and losses."""
@@ -31,12 +32,11 @@ _MOST_COMBINATIONS = 64
 
 def planned_run(config: RunConfig, data: RunData) -> tuple[Mechanism, int]:
     """Return the release of one step and how many are planned."""
-    if config.model.name == parts.TABULAR or (
-        config.model.name is None and parts.default_model(data) == parts.TABULAR
-    ):
+    kind = kind_of(config.model.name or default_model(data))
+    if kind != "network":
         raise ConfigError(
-            "runs on tables choose their releases by a rule of their own, which a sweep cannot "
-            "foresee: leave repetitions and scale out, or name a model (model.name)"
+            f"runs of the kind {kind} choose their releases by a rule of their own, which a sweep "
+            "cannot foresee: leave repetitions and scale out, or name a network (model.name)"
         )
     full = parts.resolved(config, data)
     privacy, training = full.privacy, full.training
@@ -102,7 +102,7 @@ def declared_runs(sweep: Sweep) -> list[tuple[Mechanism, int]]:
                 f"(--set {name}=VALUE)"
             )
         options[name] = parameter.values
-    _refuse_tables(sweep)
+    _refuse_rules(sweep)
     combinations = list(itertools.product(*options.values()))
     if len(combinations) > _MOST_COMBINATIONS:
         raise ConfigError(
@@ -143,7 +143,10 @@ def example_config(sweep: Sweep, chosen: Mapping[str, Any]) -> RunConfig:
     return RunConfig.from_dict(layered(sweep.base, nested(values)))
 
 
-def _refuse_tables(sweep: Sweep) -> None:
+def _refuse_rules(sweep: Sweep) -> None:
     models = sweep.space.parameters.get("model.name")
-    if isinstance(models, Choices) and parts.TABULAR in models.values:
-        raise ConfigError("model.name must not be tabular where repetitions are drawn")
+    if not isinstance(models, Choices):
+        return
+    for name in models.values:
+        if kind_of(name) != "network":
+            raise ConfigError(f"model.name must not be {name} where repetitions are drawn")

@@ -2,9 +2,9 @@
 
 What the tables there call input clipping is the norm of the input guard; alpha belongs to the
 hinge-KR loss, tau to cross-entropy and K, the floor, to cosine similarity. Nearly everything there
-is drawn on a logarithmic scale, and so it is here. The appendix clips loss gradients automatically,
-at their 90% quantile; runs described by a configuration have a fixed `model.clip_gradient`, which a
-space of one's own can search.
+is drawn on a logarithmic scale, and so it is here. Loss gradients are clipped automatically, at
+their 90% quantile; `training.clip_quantile = "none"` leaves that out, as imbalanced classes may
+want it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from clipless.runs._errors import ConfigError
 
+_CLIPPED = {"clip_quantile": 0.9}
 _BATCHES = {"low": 512, "high": 10_000, "integer": True}
 
 
@@ -48,6 +49,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
     "tabular": {
         "model": {"name": "mlp"},
         "loss": {"name": "binary_cross_entropy"},
+        "training": _CLIPPED,
         "space": {
             "training.batch_size": _BATCHES,
             "loss.tau": {"low": 1e-2, "high": 100.0},
@@ -56,6 +58,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
     },
     "mnist": {
         "data": {"name": "mnist"},
+        "training": _CLIPPED,
         "space": _images(
             models=["mlp", "lenet"],
             losses=_THREE_LOSSES[:2],
@@ -66,6 +69,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
     },
     "fashion-mnist": {
         "data": {"name": "fashion-mnist"},
+        "training": _CLIPPED,
         "space": _images(
             models=["vgg"],
             losses=_THREE_LOSSES,
@@ -76,6 +80,7 @@ _PRESETS: dict[str, dict[str, Any]] = {
     },
     "cifar10": {
         "data": {"name": "cifar10"},
+        "training": _CLIPPED,
         "space": _images(
             models=["vgg", "resnet", "mixer"],
             losses=_THREE_LOSSES,

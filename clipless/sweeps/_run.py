@@ -15,6 +15,7 @@ from typing import Any
 import optuna
 
 from clipless.runs._errors import ConfigError
+from clipless.runs._torchrun import torchrun_rank
 from clipless.sweeps import _storage as storage_of
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._records import PlainHistory, Train
@@ -73,6 +74,8 @@ def run_sweep(
         (3, True)
     """
     folder = Path(out).absolute()
+    if train is None:
+        _require_one_process()
     database = storage_of.open_storage(folder, storage, heartbeat=heartbeat, retries=retries)
     study = _begin(sweep, database, name, usual=train is None, declared=declared)
     spent = None
@@ -95,6 +98,17 @@ def read_sweep(
         raise ConfigError(f"{folder} holds no sweep")
     database = storage_of.open_storage(folder, storage, heartbeat=60, retries=0)
     return SweepResult.of(storage_of.load_study(None, database, name), folder)
+
+
+def _require_one_process() -> None:
+    """Processes that train one model together would take different trials of it."""
+    from clipless.privacy._distributed import rank_and_size
+
+    if torchrun_rank() is not None or rank_and_size()[1] > 1:
+        raise ConfigError(
+            "a sweep trains every run in one process: start workers without torchrun, as many as "
+            "you like, each with a GPU of its own (CUDA_VISIBLE_DEVICES)"
+        )
 
 
 def _begin(

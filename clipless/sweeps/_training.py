@@ -11,8 +11,8 @@ import optuna
 from clipless.privacy import epsilon
 from clipless.privacy._ledger_file import read_ledger
 from clipless.runs import ConfigError, RunConfig, load_data, open_run, train_run
-from clipless.runs import _parts as parts
 from clipless.runs._folder import CONFIG, LEDGER, stored_config
+from clipless.runs._kinds import default_model, kind_of
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._planned import shrunk
 from clipless.sweeps._records import Outcome, PlainHistory, Report
@@ -32,13 +32,14 @@ class TrainRun:
             config = shrunk(config, load_data(config.data), sweep.scale)
         resume = make_ready(folder)
         reporter = _Reporter(report, sweep.metric)
+        kind = kind_of(config.model.name or default_model(load_data(config.data)))
         try:
             run = train_run(
                 config,
                 folder,
                 resume=resume,
                 progress=self._progress,
-                callbacks=[reporter],
+                callbacks=[reporter] if kind == "network" else [],  # others report at their end
                 report=False,
             )
         except optuna.TrialPruned:
@@ -99,15 +100,15 @@ class _Reporter(Callback):
 def make_ready(folder: Path) -> bool:
     """Return whether the folder holds a run to go on with; clear away what cannot go on.
 
-    A run that has no ledger has spent nothing, and begins anew. One on a table cannot go on: it
-    is put aside, so that its ledger still counts.
+    A run that has no ledger has spent nothing, and begins anew. One that follows a rule (tables,
+    images by scattering) cannot go on: it is put aside, so that its ledger still counts.
     """
     if not (folder / CONFIG).exists():
         return False
     if not (folder / LEDGER).exists():
         shutil.rmtree(folder)
         return False
-    if stored_config(folder).model.name == parts.TABULAR:
+    if kind_of(stored_config(folder).model.name) != "network":
         number = len(list(folder.parent.glob(f"{folder.name}.lost-*"))) + 1
         folder.rename(folder.with_name(f"{folder.name}.lost-{number}"))
         return False

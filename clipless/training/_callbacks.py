@@ -29,6 +29,7 @@ class Callback:
 
     `sees_weights`: whether `on_step_end` looks at the model. If so, every step is noted on the
     disk before the callback runs, so that a killed run knows what may have been seen.
+    `everywhere`: whether it is called in all processes of a run, and not in process 0 alone.
 
     Example:
         >>> class Print(Callback):
@@ -38,6 +39,7 @@ class Callback:
     """
 
     sees_weights = True
+    everywhere = False
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Training is about to begin, or to go on after `trainer.step` steps."""

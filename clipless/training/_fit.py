@@ -50,6 +50,7 @@ from clipless.training._processes import (
 )
 from clipless.training._progress import EpsilonGauge, ProgressBar
 from clipless.training._run_folder import RunFolder, SavedRun, describe
+from clipless.training._thresholds import set_thresholds, thresholds
 from clipless.training._trail import ReplayDivergedError
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ class Fit:
             self._folder = open_folder(
                 trainer.run_dir, keep=trainer._keep_checkpoints, processes=self._processes
             )
-        self._callbacks: list[Callback] = [*trainer.callbacks] if self._first else []
+        self._callbacks: list[Callback] = [
+            each for each in trainer.callbacks if self._first or each.everywhere
+        ]
         if (
             self._first
             and self._folder is not None
@@ -156,18 +159,24 @@ class Fit:
         )
 
     def _make_private(self, saved: SavedRun | None, replay: bool) -> None:
-        """Make the run private; a saved one with the weights it had."""
+        """Make the run private; a saved one with the weights it had.
+
+        It is planned with the thresholds that it began with; those that follow a quantile then go
+        to where they were.
+        """
         trainer = self._trainer
-        before = {} if saved is None else copy.deepcopy(whole_state(trainer.model))
-        if saved is not None:
-            load_whole_state(trainer.model, saved.weights)
+        if saved is None:
+            self._loader = trainer._make_private(self._data, None, replay)
+            return
+        before = copy.deepcopy(whole_state(trainer.model))
+        load_whole_state(trainer.model, saved.weights)
+        moved = thresholds(trainer.model)
         try:
-            self._loader = trainer._make_private(
-                self._data, None if saved is None else saved.state["engine"], replay
-            )
+            set_thresholds(trainer.model, trainer._thresholds_at_first)
+            self._loader = trainer._make_private(self._data, saved.state["engine"], replay)
+            set_thresholds(trainer.model, moved)
         except BaseException:
-            if saved is not None:
-                load_whole_state(trainer.model, before)
+            load_whole_state(trainer.model, before)
             raise
 
     def _restore(self, saved: SavedRun) -> None:

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
+from clipless.errors import PrivacyError
 from clipless.privacy._checksum import checksum
 from clipless.privacy._distributed import Processes
 from clipless.privacy._distributed_sharded import (
@@ -32,11 +35,30 @@ def join_torchrun() -> torch.device | None:
     local = int(os.environ["LOCAL_RANK"])
     gpu = torch.cuda.is_available()
     if gpu:
+        started, there = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+        if started > there:
+            raise PrivacyError(
+                f"torchrun has started {started} processes on a machine with {there} GPUs: give "
+                f"--nproc-per-node={there}, or hide the GPUs (CUDA_VISIBLE_DEVICES=) to train on "
+                "the CPU"
+            )
         torch.cuda.set_device(local)
     if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
+        _meet_others("cpu:gloo,cuda:nccl" if gpu else "gloo")
         atexit.register(_leave)
     return torch.device("cuda", local) if gpu else None
+
+
+def _meet_others(backend: str) -> None:
+    """Make the process group.
+
+    After a failure `torchrun` starts its processes again (`--max-restarts`) beside the same store.
+    In it torch would find the addresses of processes that are gone: each attempt has its own keys.
+    """
+    store, rank, size = next(iter(rendezvous("env://")))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = PrefixStore(f"clipless/attempt-{attempt}", store)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
 
 
 def _leave() -> None:

@@ -34,6 +34,7 @@ from clipless.training._layer_adam import LayerAdam
 from clipless.training._metrics import RunningMetrics, evaluate
 from clipless.training._processes import join_torchrun
 from clipless.training._result import FitResult, Stopped
+from clipless.training._thresholds import thresholds
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer, int], LRScheduler]
@@ -92,7 +93,8 @@ class Trainer:
             randomness that it began with.
         device: where to train; by default where the model is, or under `torchrun` the GPU of
             this process.
-        callbacks: see `Callback`. With several processes they are called in process 0.
+        callbacks: see `Callback`. With several processes they are called in process 0, unless
+            they say otherwise.
         progress: show a bar; by default only on a terminal.
 
     Example:
@@ -197,6 +199,7 @@ class Trainer:
             "compile": compile,
         }
         self._optimizer_at_first = copy.deepcopy(self.optimizer.state_dict())
+        self._thresholds_at_first = thresholds(model)
         self._running = RunningMetrics()
 
     def fit(self, train_data: Any, validation_data: Any = None) -> FitResult:

@@ -130,3 +130,49 @@ def test_columns_of_two_values_and_constants_are_noticed():
     found = fit_scaling(rows, numbers=lambda x: x, numeric=3, noise_multiplier=12.0)
     assert found.switches.tolist() == [True, True, False]
     assert (found.spread > 0).all()
+
+
+def test_gram_matrices_of_neighbours_differ_by_one_at_most(monkeypatch):
+    """The entries on and above the diagonal are released, and nobody moves them further."""
+    sent = []
+
+    def release(self, value, sensitivity, noise_multiplier, label):
+        sent.append((value.clone(), sensitivity))
+        return value
+
+    monkeypatch.setattr(PrivateRows, "_release", release)
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(40, 5, 3, generator=generator)
+    one_channel, tiny = torch.zeros(5, 3), torch.full((5, 3), 1e-3)
+    one_channel[2] = 1e20
+    for newcomer in (torch.randn(5, 3), one_channel, tiny, torch.full((5, 3), float("nan"))):
+        sent.clear()
+        ask = {"noise_multiplier": 1.0, "label": "gram"}
+        found = rows_of(table)[0].noisy_gram(lambda x: x, **ask)
+        rows_of(torch.cat([table, newcomer[None]]))[0].noisy_gram(lambda x: x, **ask)
+        (one, sensitivity), (other, _) = sent
+        assert sensitivity == 1
+        assert one.shape == (15,)
+        moved = (one - other).norm().item()
+        assert moved <= 1 + 1e-9
+        if newcomer is one_channel:  # all in one entry: as far as it goes
+            assert moved == pytest.approx(1)
+    scaled = table.double() / table.double().flatten(1).norm(dim=1).clamp(min=1)[:, None, None]
+    torch.testing.assert_close(found, torch.einsum("nip,njp->ij", scaled, scaled))
+
+
+def test_gram_noise_is_as_stated_and_symmetric():
+    rows, ledger = rows_of(torch.zeros(3, 4, 2), seed=None)
+    answers = torch.stack(
+        [rows.noisy_gram(lambda x: x, noise_multiplier=3.0, label="gram") for _ in range(3000)]
+    )
+    assert torch.equal(answers, answers.mT)
+    assert (answers.std(0) - 3).abs().max() < 0.2
+    assert ledger.releases == 3000
+
+
+def test_gram_matrices_refuse_what_depends_on_other_rows():
+    rows, ledger = rows_of(torch.randn(9, 4, 2))
+    with pytest.raises(PrivacyError, match="among other rows"):
+        rows.noisy_gram(lambda x: x - x.mean(0), noise_multiplier=1.0, label="")
+    assert ledger.releases == 0

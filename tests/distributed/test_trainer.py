@@ -2,32 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-import clipless
 from tests.distributed.group import outcomes, together
 from tests.training.small import DATA, VALIDATION, StopAt, counted, same, trainer, weights
-
-SCRIPT = """
-import sys, torch
-from clipless.training import Trainer
-from clipless import losses, nn as lip
-
-torch.manual_seed(int.from_bytes(sys.argv[2].encode()))
-x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
-y = (x[:, 0] > 0).long()
-model = torch.nn.Sequential(lip.BoundedInput(2.0), lip.SpectralLinear(6, 2))
-trainer = Trainer(model, losses.CrossEntropy(tau=4.0), noise_multiplier=1.0, batch_size=50,
-                  epochs=3, run_dir=sys.argv[1])
-result = trainer.fit((x, y), (x, y))
-print("epsilon", result.epsilon, "weights", float(model[1].weight.double().sum()))
-"""
 
 
 def fit(folder, stop=None, **options):
@@ -111,19 +92,20 @@ def test_ctrl_c_stops_all_after_the_same_step(tmp_path):
     assert counted(tmp_path) == first[0]
 
 
+def fit_as_torchrun_starts_it(folder):
+    """Told nothing but what is in the environment; with weights and noise of its own at first."""
+    torch.manual_seed(int(os.environ["RANK"]))
+    trained = trainer(folder, steps=12)
+    result = trained.fit(DATA, VALIDATION)
+    return weights(trained), result, dist.get_backend(), dist.get_world_size()
+
+
 def test_torchrun_needs_nothing_more(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1",
-                   "PYTHONPATH": str(Path(clipless.__file__).parents[1])}  # fmt: skip
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(script), str(tmp_path / "run"), "x"],
-        env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("epsilon")]
-    assert len(lines) == 2
-    assert lines[0] == lines[1]  # the same price and the same weights
+    """(The command itself is run in test_command_line.)"""
+    first, second = together(fit_as_torchrun_starts_it, 2, tmp_path / "run", joined=False)
+    assert same(first[0], second[0])
+    assert first[1].epsilon == second[1].epsilon
+    assert first[1].averaged_metrics == second[1].averaged_metrics
+    assert first[2:] == second[2:] == ("gloo", 2)
     assert counted(tmp_path / "run") == 12
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["plan"]["steps"] == 12

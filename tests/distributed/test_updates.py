@@ -51,7 +51,7 @@ def updates(wrappers, cases):
             make, options = CASES[case]
             run = private_run(make, wrapper, noise_multiplier=0.0, **options)
             sizes = []
-            for _ in range(12):
+            for _ in range(8):
                 run.step()
                 sizes.append(run.loader.current.size)
             found[case, wrapper] = (final_weights(run), min(sizes), _threshold(run))

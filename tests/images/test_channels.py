@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from clipless.data._channels import channel_query_noise, fit_channels
+from clipless.data._channels import channel_query_noise, fit_channels, fit_covariance
 from clipless.data._custody import PrivateRows
+from clipless.images._model import decorrelation
 from clipless.privacy import Ledger, Relation
 
 CHANNELS, SHAPE = 3, (3, 4, 4)
@@ -120,3 +121,39 @@ def test_features_of_several_records_are_noticed():
 def test_query_noise_costs_a_small_part():
     assert channel_query_noise(epsilon=1.0) == 25.0
     assert channel_query_noise(epsilon=100.0) == 10.0
+
+
+def correlated(count):
+    """Two channels that are nearly the same, and one that is small."""
+    base = torch.randn(count, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    noise = torch.randn(count, 3, 4, 4, generator=torch.Generator().manual_seed(2))
+    return base * torch.tensor([1.0, 1.0, 0.0])[:, None, None] + 0.1 * noise
+
+
+def test_covariance_counts_every_record_alike():
+    x = correlated(4000)
+    rows, ledger = custody(x)
+    found = fit_covariance(rows, features=lambda x: x, noise_multiplier=2.0)
+    unit = (x / x.flatten(1).norm(dim=1)[:, None, None, None]).double().flatten(2)
+    exact = torch.einsum("ncp,ndp->cd", unit, unit) / len(x)
+    assert (found - exact).abs().max() < 5 * 2.0 / 4000
+    assert ledger.releases == 1
+    rows, _ = custody(torch.cat([1e6 * x[:1], x[1:]]))  # a loud record counts no more
+    loud = fit_covariance(rows, features=lambda x: x, noise_multiplier=2.0)
+    assert (loud - found).norm() < 2 / 4000
+
+
+def test_decorrelation_evens_out_what_is_above_the_noise():
+    x = correlated(4000)
+    rows, _ = custody(x)
+    covariance = fit_covariance(rows, features=lambda x: x, noise_multiplier=0.01)
+    layer = decorrelation(1e-6, covariance, noise=0.01 / 4000)
+    mixed = layer(x / x.flatten(1).norm(dim=1)[:, None, None, None]).flatten(2)
+    after = torch.einsum("ncp,ndp->cd", mixed, mixed)
+    assert (after - after[0, 0] * torch.eye(3)).norm() < 0.05 * after.norm()
+    assert layer.lipschitz == pytest.approx(1, rel=0.01)
+    # Of eigenvalues below those of the noise nothing is made.
+    noisy = decorrelation(1e-6, covariance, noise=10.0)
+    assert (noisy.matrix - torch.eye(3)).abs().max() < 0.05
+    nothing = decorrelation(0.01, torch.zeros(3, 3, dtype=torch.float64), noise=0.0)
+    torch.testing.assert_close(nothing.matrix, torch.eye(3))

@@ -29,8 +29,9 @@ def trained():
 def test_statistics_and_training_share_one_budget(trained):
     model, ledger = trained
     labels = [entry.label for entry in ledger.entries() if entry.label]
-    assert ledger.releases == 43
-    assert {"channel histograms", "channel means", "channel deviations"} <= set(labels)
+    assert ledger.releases == 44
+    queries = {"histograms", "means", "deviations", "covariance"}
+    assert {f"channel {query}" for query in queries} <= set(labels)
     spent = clipless.privacy.epsilon(ledger.history(), model.privacy.delta)
     assert 7.5 < spent <= 8.0
     assert model.privacy.epsilon == pytest.approx(spent)

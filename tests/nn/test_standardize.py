@@ -124,8 +124,9 @@ def test_the_output_bound_of_standardize_is_reached():
         (lip.GroupNormalize(2, floor=0.2), 0.85),
         (lip.GroupNormalize(2, floor=5.0), 0.99),
         (lip.ChannelStandardize([0.1, 0.0, 0.2, -0.1] * 2, [0.5, 1.0, 2.0, 3.0] * 2), 0.9),
+        (lip.ChannelMix(torch.diag(torch.tensor([0.5, 1.0, 2.0, 3.0] * 2)).flip(0)), 0.9),
     ],
-    ids=["deviations above the floor", "deviations below the floor", "ChannelStandardize"],
+    ids=["deviations above the floor", "below the floor", "ChannelStandardize", "ChannelMix"],
 )
 def test_rules_are_tight_upper_bounds(layer, least):
     model = nn.Sequential(
@@ -219,3 +220,29 @@ def test_the_statistics_are_kept_and_never_trained():
     assert layer.mean.tolist() == [1.0, 2.0]
     assert repr(layer) == "ChannelStandardize(2, lipschitz=2)"
     assert repr(lip.GroupNormalize(3, floor=0.5)) == "GroupNormalize(3, floor=0.5)"
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 5), (3, 2, 4)])
+def test_mix_is_a_product_at_every_position(shape):
+    matrix = torch.randn(2, 3, dtype=torch.float64)
+    layer = lip.ChannelMix(matrix, dtype=torch.float64)
+    x = torch.randn(4, *shape, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), torch.einsum("oc,nc...->no...", matrix, x))
+    exact = torch.linalg.matrix_norm(matrix, 2).item()
+    assert exact <= layer.lipschitz <= 1.01 * exact
+    assert layer(x[:0]).shape == (0, 2, *shape[1:])
+
+
+def test_bounds_of_a_mix_are_those_of_the_matrix_in_use():
+    layer = lip.ChannelMix(torch.eye(2))
+    model = nn.Sequential(lip.BoundedInput(1.0), layer, lip.SpectralLinear(2, 2))
+    layer.load_state_dict({"matrix": torch.tensor([[0.0, 4.0], [1.0, 0.0]])})
+    assert layer.lipschitz == pytest.approx(4, rel=0.01)
+    report = clipless.sensitivity(model, loss=1.0, input_shape=(2,))
+    assert 4 <= report.gradient_bounds["2.weight"] < 4.04
+    layer.matrix[0, 0] = math.nan
+    with pytest.raises(UnsupportedOperationError, match="1: its matrix is not finite"):
+        clipless.sensitivity(model, loss=1.0, input_shape=(2,))
+    for bad in ([[math.inf]], [1.0], []):
+        with pytest.raises(ValueError, match="matrix must hold finite numbers"):
+            lip.ChannelMix(bad)

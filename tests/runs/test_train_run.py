@@ -9,7 +9,16 @@ import torch
 
 from clipless.errors import PrivacyError
 from clipless.privacy._ledger_file import read_ledger
-from clipless.runs import ConfigError, RunConfig, RunFolderError, open_run, train_run
+from clipless.runs import (
+    ConfigError,
+    RunConfig,
+    RunFolderError,
+    load_data,
+    open_run,
+    train_run,
+)
+from clipless.runs._train import resolved_config
+from clipless.runs._trainer import make_trainer
 from clipless.training import Callback
 
 SMALL = {
@@ -138,6 +147,51 @@ def test_bounds_are_checked_while_training(tmp_path, monkeypatch):
     watched = config(training={**SMALL["training"], "check_bounds": 16})
     with pytest.raises(PrivacyError, match="exceed the bounds"):
         train_run(watched, tmp_path / "run", report=False)
+
+
+@pytest.mark.parametrize(("begin", "threshold"), [({}, 2**0.5), ({"clip_gradient": 0.5}, 0.5)])
+def test_loss_gradients_are_clipped_at_a_quantile(tmp_path, begin, threshold):
+    """The threshold moves; an opened run is again the one that was planned, with its weights."""
+    clipped = config(
+        model={**SMALL["model"], **begin},
+        training={
+            **SMALL["training"], "clip_quantile": 0.5, "check_bounds": 16, "checkpoint_every": 5,
+        },
+    )  # fmt: skip
+    moved = []
+
+    class Watch(Callback):
+        def on_fit_end(self, trainer):
+            moved.append(trainer.model[-1].norm)
+
+    run = train_run(clipped, tmp_path / "run", callbacks=[Watch()], report=False)
+    opened = open_run(tmp_path / "run")
+    assert opened.model[-1].norm == pytest.approx(threshold)
+    assert opened.model[-1].follow.quantile == 0.5
+    assert abs(moved[0] / threshold - 1) > 0.05
+    assert [query.name for query in opened.plan.queries] == [
+        f"examples above the threshold of {len(opened.model) - 1}"
+    ]
+    assert opened.epsilon() == run.epsilon
+    with pytest.raises(RuntimeError, match="stop"):
+        train_run(clipped, tmp_path / "broken", callbacks=[StopAt(8)], report=False)
+    again = train_run(clipped, tmp_path / "broken", resume=True, report=False)
+    assert (again.resumed_from, again.weights_sha256) == (5, run.weights_sha256)
+    assert sum(read_ledger(tmp_path / "broken" / "ledger.jsonl").counts().values()) == 12
+
+
+def test_precision_and_compilation_reach_the_trainer(tmp_path):
+    rounded = config(training={**SMALL["training"], "precision": "bfloat16"})
+    run = train_run(rounded, tmp_path / "run", report=False)
+    opened = open_run(tmp_path / "run")
+    assert opened.plan.precision == "bfloat16"
+    assert opened.plan.arithmetic_slack > 0.01
+    assert (run.steps, run.stopped) == (12, "finished")
+    compiled = config(training={**SMALL["training"], "compile": True})
+    full = resolved_config(compiled, load_data(compiled.data))
+    options = make_trainer(full)._options
+    assert (options["compile"], options["pad"], options["precision"]) == (True, True, "float32")
+    assert resolved_config(rounded, load_data(rounded.data)).training.pad is False
 
 
 @pytest.fixture(scope="module")

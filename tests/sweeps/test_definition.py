@@ -115,6 +115,14 @@ def test_presets_have_the_ranges_of_the_paper(name, key, low, high):
     assert (parameter.low, parameter.high, parameter.log) == (low, high, True)
 
 
+@pytest.mark.parametrize("name", presets())
+def test_presets_clip_loss_gradients_as_the_paper_does(name):
+    given = {"sweep": {"preset": name}, "data": {"name": "digits"}, "privacy": {"epsilon": 3.0}}
+    assert example_config(Sweep.from_dict(given), {}).training.clip_quantile == 0.9
+    given["training"] = {"clip_quantile": "none"}
+    assert example_config(Sweep.from_dict(given), {}).training.clip_quantile is None
+
+
 def test_what_is_fixed_leaves_a_preset():
     sweep = Sweep.from_dict({
         "sweep": {"preset": "mnist", "sampler": "gp"}, "privacy": {"epsilon": 3.0},
@@ -205,10 +213,14 @@ def test_what_a_run_may_release_must_be_a_finite_list():
     many = {**RATE, "training.batch_size": list(range(100, 165))}
     with pytest.raises(ConfigError, match="65 combinations"):
         declared_runs(Sweep.from_dict({**given, "space": many}))
-    space = Space.from_dict({"model.name": ["tabular"]})
-    tables = replace(Sweep.from_dict(given), space=space, base=RUN)
-    with pytest.raises(ConfigError, match="tabular"):
-        declared_runs(tables)
+    for name in ("tabular", "scattering"):
+        space = Space.from_dict({"model.name": ["mlp", name]})
+        by_rule = replace(Sweep.from_dict(given), space=space, base=RUN)
+        with pytest.raises(ConfigError, match=f"must not be {name}"):
+            declared_runs(by_rule)
+        fixed = {**given, "model": {"name": name}, "privacy": {"epsilon": 1.0}}
+        with pytest.raises(ConfigError, match=f"of the kind {name} choose their releases"):
+            declared_runs(Sweep.from_dict(fixed))
     padded = Sweep.from_dict({**given, "training": {"steps": 5, "pad": True}})
     with pytest.raises(ConfigError, match="no known price"):
         declared_runs(padded)

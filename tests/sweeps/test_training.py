@@ -53,6 +53,23 @@ def test_a_run_that_is_pruned_costs_what_its_ledger_says(tmp_path):
     assert 0 < outcome.epsilon < 2.5
 
 
+def test_runs_that_follow_a_rule_are_swept(tmp_path):
+    """They report at their end only, and one that was killed is put aside, to be counted."""
+    rows = [f"{k % 7},{k % 3},{'yes' if k % 7 > 3 else 'no'}" for k in range(400)]
+    (tmp_path / "rows.csv").write_text("\n".join(["a,b,target", *rows]) + "\n")
+    sweep = Sweep.from_dict({
+        "sweep": {"trials": 2, "sampler": "random"}, "space": {"model.steps": [5, 10]},
+        "data": {"file": str(tmp_path / "rows.csv"), "target": "target"},
+        "privacy": {"epsilon": 3.0},
+    })  # fmt: skip
+    result = run_sweep(sweep, tmp_path / "sweep", progress=False)
+    assert [trial.state for trial in result.trials] == ["complete", "complete"]
+    assert all(trial.epsilon <= 3.0 for trial in result.trials)
+    folder = next((tmp_path / "sweep" / "trials").iterdir())
+    assert not make_ready(folder)
+    assert (folder.with_name(f"{folder.name}.lost-1") / "ledger.jsonl").exists()
+
+
 def test_repetitions_of_real_runs_are_covered_and_nothing_else_is_shown(tmp_path, monkeypatch):
     """The runs' ledgers hold exactly what was foreseen of them before they were trained."""
     monkeypatch.setattr("clipless.sweeps.Repetitions.draw", lambda self: 2)
