@@ -19,17 +19,17 @@ def prepared(method: str, mode: str, model: str, batch: int, images: Images, *, 
     if device.type == "cpu":
         step = make_step(method, mode, model, batch, images)
         repeat(step, 2, device)
-        return step, weight_alone(method, mode, model, batch, device) if weighed else None
+        return step, weight_on_the_cpu(method, mode, model, batch) if weighed else None
     empty(device)
-    before = torch.cuda.memory_allocated()
+    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     step = make_step(method, mode, model, batch, images)
     repeat(step, 5, device)
     empty(device)
     torch.cuda.reset_peak_memory_stats()
     repeat(step, 2, device)
     peak = torch.cuda.max_memory_allocated() - before
-    if getattr(step, "graphs", False):  # whose memory is reserved once, and shared with others
-        return step, weight_alone(method, mode, model, batch, device) if weighed else None
+    if getattr(step, "graphs", False):  # whose memory is reserved once
+        peak = torch.cuda.max_memory_reserved() - reserved
     return step, round(peak / 2**30, 4)
 
 
@@ -69,11 +69,9 @@ def largest_batch(method: str, model: str, device: torch.device) -> dict:
     return {"method": method, "model": model, "largest_batch": fits, "then": reason}
 
 
-def weight_alone(
-    method: str, mode: str, model: str, batch: int, device: torch.device
-) -> float | None:
+def weight_on_the_cpu(method: str, mode: str, model: str, batch: int) -> float | None:
     """The growth of a process that does nothing else."""
-    command = [sys.executable, str(BENCHMARK), "--device", str(device), "--memory-of"]
+    command = [sys.executable, str(BENCHMARK), "--device", "cpu", "--memory-of"]
     command += [method, mode, model, str(batch)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     return round(float(run.stdout.split()[-1]), 4) if run.returncode == 0 else None
@@ -82,14 +80,6 @@ def weight_alone(
 def growth(method: str, mode: str, model: str, batch: str, device: torch.device) -> float:
     """By how many GiB the process grows during steps, beyond what stands before them."""
     images = Images(max(2 * int(batch), 4096), device)
-    if device.type == "cuda":
-        before = torch.cuda.memory_reserved()
-        step = make_step(method, mode, model, int(batch), images)
-        repeat(step, 5, device)
-        empty(device)
-        torch.cuda.reset_peak_memory_stats()
-        repeat(step, 2, device)
-        return (torch.cuda.max_memory_reserved() - before) / 2**30
     step = make_step(method, mode, model, int(batch), images)
     if mode != "eager":
         step()  # compilers need memory of their own

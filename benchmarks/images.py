@@ -3,10 +3,10 @@
     python benchmarks/images.py --data FOLDER [--recipes NAME ...] [--parts NAME ...] [--seeds 3]
 
 FOLDER holds the data sets as `clipless.data.load` reads them. Parts: `accuracy` (every recipe, all
-seeds), `certificates` (CIFAR-10 at epsilon 20 and 1 over the temperature, with membership inference),
-`dropin` (one Lipschitz network under this library and under Opacus), `tightness` (gradient norms
-over their bounds by colour space), `tables`, `plots`. Results are kept under `results/`:
-`images.json` is a list of `{dataset, recipe, epsilon, delta, seed, accuracy, seconds}`, to which
+seeds), `certificates` (CIFAR-10 at epsilon 20 and 1 over the temperature, with membership
+inference), `dropin` (one Lipschitz network under this library and under Opacus), `tightness`
+(gradient norms over their bounds by colour space), `tables`, `plots`. Results are kept under
+`results/`: `images.json` is a list of `{dataset, recipe, epsilon, delta, seed, accuracy, seconds}`, to which
 a later call adds; rows of the same recipe and seed are replaced.
 """
 
@@ -92,10 +92,11 @@ def certificates(sets, seeds, epsilons):
     """Certified accuracy over the temperature, and what membership inference finds."""
     config = image_config(CERTIFIED)
     data, features = sets.data(config), sets.features(config)
-    rule = rule_of(config, examples=data.size)
     test, labels = data.test
     rows = []
     for epsilon, temperature, seed in itertools.product(epsilons, TEMPERATURES, seeds):
+        privacy = dataclasses.replace(config.privacy, epsilon=epsilon)
+        rule = rule_of(dataclasses.replace(config, privacy=privacy), examples=data.size)
         chosen = dataclasses.replace(rule, temperature=temperature)
         trained = train_images(
             *data.train, classes=10, epsilon=epsilon,
@@ -119,7 +120,7 @@ def certificates(sets, seeds, epsilons):
             "seconds": round(trained.seconds, 1),
         })  # fmt: skip
         print(rows[-1], flush=True)
-    save("images-certificates", rows, notes="Radii are Euclidean, pixels from 0 to 1.")
+        save("images-certificates", rows, notes="Radii are Euclidean, pixels from 0 to 1.")
 
 
 def main():

@@ -43,8 +43,8 @@ Comparison = tuple[str, int, tuple[tuple[str, str], ...]]
 PLAN: dict[str, tuple[Comparison, ...]] = {
     "cuda": (
         *(("cnn-400K", batch, MAIN) for batch in (2048, 512, 8192)),
-        ("cnn-2M", 2048, MAIN),
         *(("cnn-400K", batch, MAIN) for batch in (16384, 256)),
+        ("cnn-2M", 2048, MAIN),
         ("resnet", 2048, MAIN),
         ("mixer", 2048, MAIN),
         *(("cnn-400K", batch, ALL) for batch in (2048, 512, 8192)),

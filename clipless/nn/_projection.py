@@ -146,11 +146,16 @@ def _record(
     work: Callable[[list[Tensor]], None], tensors: list[Tensor]
 ) -> torch.cuda.CUDAGraph | None:
     graph = torch.cuda.CUDAGraph()
+    # torch keeps the scratch memory of products for the next ones on the same stream. What a graph
+    # uses must be its own: memory of an earlier graph is gone with that graph.
+    torch._C._cuda_clearCublasWorkspaces()
     try:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             work(tensors)
     except RuntimeError:  # a constraint of the user's own looks at values, say
         return None
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
     return graph
 
 

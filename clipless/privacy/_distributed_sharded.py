@@ -91,13 +91,21 @@ def sum_gradients(model: nn.Module) -> None:
 def check_summed(model: nn.Module) -> None:
     """Refuse a model whose gradients somebody has set back to be averaged."""
     for module in sharded_modules(model):
-        for group in module._get_fsdp_state()._fsdp_param_groups:
+        for group in _groups_of(module):
             if group.gradient_divide_factor != 1.0 or not group.reduce_grads:
                 raise PrivacyError(
                     "the sharded model was told to divide its gradients, or not to reduce them. "
                     "Private training sums them: leave set_gradient_divide_factor and "
                     "set_requires_gradient_sync alone."
                 )
+
+
+def _groups_of(module: Any) -> list[Any]:
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    only = state._fsdp_param_group  # there was one at most before torch 2.12
+    return [] if only is None else [only]
 
 
 @contextmanager
