@@ -56,11 +56,12 @@ def summary():
     }
 
 
-def certificate_rows():
+def certificate_rows(epsilon):
     """Temperature -> mean over seeds of certified accuracies, AUROC and advantage, in percent."""
     groups = defaultdict(list)
     for row in read("images-certificates"):
-        groups[row["temperature"]].append(row)
+        if abs(row["epsilon"] / epsilon - 1) < 0.01:
+            groups[row["temperature"]].append(row)
     return {
         temperature: (
             tuple(
@@ -84,12 +85,13 @@ def print_tables():
             f"| `{recipe}` | {row['epsilon']:.3f} | {row['mean']:.2f} ± {row['spread']:.2f} "
             f"| {row['seeds']} | {row['seconds']:.1f} | {beside} |"
         )
-    ours = certificate_rows()
-    if not ours:
-        return
     print("\n| temperature | " + " | ".join(f"r = {r}" for r in PAPER_RADII) + " | AUROC | Adv. |")
     print("|---|" + "---|" * (len(PAPER_RADII) + 2))
-    for name, table in (("ours", ours), ("paper", PAPER_CERTIFICATES)):
+    for name, table in (
+        ("epsilon 20", certificate_rows(20.0)),
+        ("epsilon 1", certificate_rows(1.0)),
+        ("paper, epsilon 20", PAPER_CERTIFICATES),
+    ):
         for temperature, (accuracies, auroc, advantage) in table.items():
             cells = " | ".join(f"{value:.1f}" for value in accuracies)
             print(f"| {name}, {temperature:g} | {cells} | {auroc:.1f} | {advantage:.1f} |")
@@ -106,29 +108,38 @@ def plot():
     names = ("mnist", "fashion-mnist", "cifar10")
     figure, panels = pyplot.subplots(1, 4, figsize=(16, 3.6), layout="constrained")
     for panel, name in zip(panels, names, strict=False):
-        points = sorted(
-            (row["epsilon"], row["mean"], row["spread"])
-            for (dataset, recipe), row in summary().items()
-            if dataset == name and not recipe.endswith("certified")
-        )
-        if points:
-            x, y, spread = zip(*points, strict=True)
-            panel.errorbar(x, y, yerr=spread, marker="o", label="clipless, scattering + linear")
+        drawn = False
+        for label, prior in (("scattering + linear", False), ("random prior + linear", True)):
+            points = sorted(
+                (row["epsilon"], row["mean"], row["spread"])
+                for (dataset, recipe), row in summary().items()
+                if dataset == name and ("random-prior" in recipe) == prior
+            )
+            if points:
+                x, y, spread = zip(*points, strict=True)
+                panel.errorbar(x, y, yerr=spread, marker="o", label=f"clipless, {label}")
+                drawn = True
         for (dataset, epsilon), others in PUBLISHED.items():
             for whose, value in others.items() if dataset == name else ():
                 panel.plot(epsilon, value, "x", color="gray")
-                panel.annotate(whose, (epsilon, value), fontsize=6)
+                rightmost = epsilon == max(e for d, e in PUBLISHED if d == name)
+                panel.annotate(
+                    whose, (epsilon, value), xytext=(-4 if rightmost else 4, -2), fontsize=6,
+                    textcoords="offset points", ha="right" if rightmost else "left",
+                )  # fmt: skip
         panel.set(title=name, xlabel="epsilon at delta 1e-5", ylabel="accuracy (%)")
-        if points:
-            panel.legend(fontsize=7)
+        if drawn:
+            panel.legend(fontsize=7, loc="center right" if name == "cifar10" else "upper left")
     for label, table, style in (
-        ("clipless", certificate_rows(), "-o"), ("paper", PAPER_CERTIFICATES, "--x"),
-    ):  # fmt: skip
+        ("clipless, epsilon 20", certificate_rows(20.0), "-o"),
+        ("clipless, epsilon 1", certificate_rows(1.0), "-o"),
+        ("paper, epsilon 20", PAPER_CERTIFICATES, "--x"),
+    ):
         if table:
             best = [max(row[0][i] for row in table.values()) for i in range(len(PAPER_RADII))]
             panels[3].plot(PAPER_RADII, best, style, label=f"{label}, best temperature")
     panels[3].set(
-        title="cifar10, epsilon 20", xlabel="radius x 255", ylabel="certified accuracy (%)"
+        title="cifar10, certified", xlabel="radius x 255", ylabel="certified accuracy (%)"
     )
     panels[3].legend(fontsize=7)
     figure.savefig(RESULTS / "images.svg", metadata={"Date": None})

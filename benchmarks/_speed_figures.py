@@ -75,10 +75,15 @@ def draw(folder: Path) -> Path:
     rows = [row for row in json.loads(source.read_text()) if row["model"].startswith("cnn")]
     machine = json.loads(source.with_suffix(".about.json").read_text())["machine"]
     models = sorted({r["model"] for r in rows}, key=lambda m: _size(rows, m))
-    figure, axes = plt.subplots(2, len(models), figsize=(4 * len(models), 7), squeeze=False)
-    for column, model in enumerate(models):
-        for line, key in enumerate(("milliseconds", "peak_gib")):
-            axis = axes[line][column]
+    figure, axes = plt.subplots(
+        len(models), 2, figsize=(10, 3.4 * len(models) + 1), squeeze=False, layout="constrained"
+    )
+    for line, model in enumerate(models):
+        for axis, key, unit in zip(
+            axes[line], ("milliseconds", "peak_gib"), ("milliseconds a step", "peak memory, GiB"),
+            strict=True,
+        ):  # fmt: skip
+            axis.set_ylabel(unit)
             for method, colour in COLOURS.items():
                 for mode, style in STYLES.items():
                     points = sorted(
@@ -93,15 +98,16 @@ def draw(folder: Path) -> Path:
             axis.set_yscale("log")
             axis.grid(alpha=0.3)
             axis.set_xlabel("batch")
-        axes[0][column].set_title(f"{model} ({_size(rows, model):,} parameters)", fontsize=10)
-    axes[0][0].set_ylabel("milliseconds a step")
-    axes[1][0].set_ylabel("peak memory, GiB")
-    methods = [Line2D([], [], color=COLOURS[m], label=LABELS[m]) for m in COLOURS]
-    modes = [Line2D([], [], color="black", linestyle=s, label=m) for m, s in STYLES.items()]
-    figure.legend(handles=[*methods, *modes], loc="lower center", ncols=5, fontsize=8)
+        axes[line][0].set_title(f"{model} ({_size(rows, model):,} parameters)", fontsize=10)
+    shown = {row["method"] for row in rows}
+    methods = [Line2D([], [], color=COLOURS[m], label=LABELS[m]) for m in COLOURS if m in shown]
+    drawn = {row["mode"] for row in rows}
+    modes = [
+        Line2D([], [], color="black", linestyle=s, label=m) for m, s in STYLES.items() if m in drawn
+    ]
+    figure.legend(handles=[*methods, *modes], loc="outside lower center", ncols=4, fontsize=8)
     where = machine.get("gpu", machine["cpu"])
     figure.suptitle(f"One training step, {where}", fontsize=11)
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
     path = folder / "speed.png"
     figure.savefig(path, dpi=130)
     return path

@@ -6,8 +6,9 @@ FOLDER holds the data sets as `clipless.data.load` reads them. Parts: `accuracy`
 seeds), `certificates` (CIFAR-10 at epsilon 20 and 1 over the temperature, with membership
 inference), `dropin` (one Lipschitz network under this library and under Opacus), `tightness`
 (gradient norms over their bounds by colour space), `tables`, `plots`. Results are kept under
-`results/`: `images.json` is a list of `{dataset, recipe, epsilon, delta, seed, accuracy, seconds}`, to which
-a later call adds; rows of the same recipe and seed are replaced.
+`results/`: `images.json` is a list of `{dataset, recipe, epsilon, delta, seed, accuracy, seconds}`,
+to which a later call adds; rows of the same recipe and seed are replaced. Rows of the prior from
+random processes come from `examples/random_prior.py`.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import torch
 from _images_dropin import dropin
 from _images_tables import PAPER_RADII, plot, print_tables
 from _images_tightness import tightness_by_colour
-from _results import RESULTS, save
+from _results import RESULTS, save, save_rows
 
 from clipless.audit import membership_inference
 from clipless.images import ImageFeatures, image_recipes, run_recipe, train_images
@@ -70,7 +71,7 @@ def keep(rows):
     new = {(row["recipe"], row["seed"]) for row in rows}
     known = [row for row in known if (row["recipe"], row["seed"]) not in new]
     merged = sorted([*known, *rows], key=lambda row: (row["recipe"], row["seed"]))
-    path.write_text(json.dumps(merged, indent=2) + "\n")
+    save_rows("images", merged, notes="seconds: features given, statistics and training")
 
 
 def accuracy(sets, names, seeds):

@@ -8,7 +8,8 @@ among four settings: a search that is free for the baseline, and not for us.
 
     python benchmarks/tabular.py --data FOLDER [--sets magic.gamma,yeast] [--seeds 5] [--jobs 2]
 
-Tables of fewer than 5,000 rows take four times as many seeds. With two jobs, two sets run side by side, on one core each: times are those of one core.
+Tables of fewer than 5,000 rows take four times as many seeds. With two jobs, two sets run side by
+side, on one core each: times are those of one core.
 
 Writes `results/tabular.json`, `tabular.md` and `tabular.png`.
 """

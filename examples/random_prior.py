@@ -34,9 +34,9 @@ from clipless.images import ImageFeatures, ImageRule, decorrelation
 from clipless.privacy import Ledger, PrivacyReport, Relation
 from clipless.training import LayerAdam, Trainer
 
-POOLS = ((3, 1), (3, 4), (2, 4))
+POOLS = ((3, 4), (2, 4), (1, 4))
 """Which features: (stage, n) averages the maps of a stage of the backbone over n x n fields."""
-HEAD = {"temperature": 128.0, "gradient_clip": 0.2, "learning_rate": 0.002}
+HEAD = {"temperature": 256.0, "gradient_clip": 0.2, "learning_rate": 0.0005}
 """What replaces choices of `ImageRule`."""
 
 
@@ -182,8 +182,8 @@ def features_of(
     images: Tensor,
     *,
     pools: Sequence[tuple[int, int]] = POOLS,
-    root: bool = True,
-    scattering: bool = False,
+    root: bool = False,
+    scattering: bool = True,
     batch_size: int = 500,
 ) -> list[Tensor]:
     """Return blocks of features, (n, channels, fields) each: functions of single images.
@@ -322,7 +322,7 @@ def experiment(
         for seed in seeds:
             head = private_head(train, test, classes=classes, epsilon=epsilon, seed=seed)
             rows.append({
-                "dataset": dataset, "recipe": f"{dataset}-random-prior",
+                "dataset": dataset, "recipe": f"{dataset}-random-prior-epsilon{epsilon:g}",
                 "epsilon": head.privacy.epsilon, "delta": head.privacy.delta, "seed": seed,
                 "accuracy": head.accuracy, "seconds": head.seconds,
             })  # fmt: skip
@@ -342,7 +342,7 @@ def main() -> None:
     parser.add_argument("--backbone", type=Path, default=Path("backbone.pt"))
     parser.add_argument("--dataset", default="cifar10", help="images that a mirror leaves in class")
     parser.add_argument("--root", help="the folder of the data")
-    parser.add_argument("--scattering", action="store_true", help="add scattering features")
+    parser.add_argument("--no-scattering", dest="scattering", action="store_false")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 3.0, 8.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path, default=Path("random-prior.json"))

@@ -124,7 +124,7 @@ def test_the_head_keeps_its_budget_and_learns(example, monkeypatch):
     rows = example.experiment(*parts, dataset="toy", classes=2, epsilons=[4.0], seeds=[0])
     assert len(queried) == 1  # statistics of the private features come from noisy queries
     (row,) = rows
-    assert row["recipe"] == "toy-random-prior"
+    assert row["recipe"] == "toy-random-prior-epsilon4"
     assert 3.0 < row["epsilon"] <= 4.0
     assert row["delta"] == 1e-5
     assert row["accuracy"] > 0.9
