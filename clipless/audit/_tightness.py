@@ -18,7 +18,7 @@ from clipless.bounds._sensitivity import unwrap
 from clipless.losses import Loss
 from clipless.nn._base import scaled_modules, set_loss_scale
 from clipless.nn._gradient import clip_cotangent
-from clipless.privacy._guards import GUARD_ROOM
+from clipless.privacy._guards import guard_room
 from clipless.privacy._plan import arithmetic_slack
 
 
@@ -115,7 +115,8 @@ def _gradient_norms(
     trained = {name: model.get_parameter(name).detach() for name in names}
     rest = {name: p.detach() for name, p in model.named_parameters() if name not in trained}
     rest |= dict(model.named_buffers())
-    limit = report.loss_lipschitz * GUARD_ROOM  # the output guard, which clips any other loss
+    # The output guard, which clips any other loss.
+    limit = report.loss_lipschitz * guard_room(next(model.parameters()).dtype)
 
     def norms(one: Tensor, target: Tensor) -> Tensor:
         def objective(parameters: dict[str, Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,8 @@ def trace(model: nn.Module, input_shapes: Sequence[tuple[int, ...]]) -> TracedMo
             f"the model's forward takes {wanted} input(s), but input_shape names "
             f"{len(input_shapes)}: give one shape for each, such as ((3, 32, 32), (10,))"
         )
-    with torch.no_grad(), _rehearsal():
+    # Dropout draws numbers: a report must not change what the user's program draws next.
+    with torch.no_grad(), _rehearsal(), _own_randomness(model):
         runs = [
             _run(graph, model, constants, _random_inputs(graph, model, input_shapes, size))
             for size in _BATCH_SIZES
@@ -68,6 +69,12 @@ def trace(model: nn.Module, input_shapes: Sequence[tuple[int, ...]]) -> TracedMo
     shapes, several = _shapes(graph, runs)
     values = _values(graph, runs[0], shapes)
     return TracedModel(graph, shapes, several, values, constants, tuple(input_shapes))
+
+
+def _own_randomness(model: nn.Module) -> AbstractContextManager[None]:
+    """Leave the generators as they were found."""
+    devices = {each.device for each in model.parameters() if each.is_cuda}
+    return torch.random.fork_rng(devices=sorted(devices, key=str))
 
 
 def _shapes(
@@ -212,7 +219,7 @@ def agrees_with_model(traced: TracedModel, model: nn.Module) -> bool:
     if not isinstance(output, fx.Node):
         return True  # refused later, for not being one tensor
     sources = [t for t in (*inputs, *model.parameters()) if t.requires_grad]
-    with torch.enable_grad(), torch.random.fork_rng(), _rehearsal():
+    with torch.enable_grad(), _own_randomness(model), _rehearsal():
         torch.manual_seed(0)
         by_graph = _run(traced.graph, model, traced.constants, inputs)[output]
         torch.manual_seed(0)

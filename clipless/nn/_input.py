@@ -17,8 +17,8 @@ class BoundedInput(nn.Module):
     NaN and infinite entries become zeros, so one bad record changes nothing but its own part of
     the sum. Put it first: all sensitivities follow from this norm. `"clip"` is a projection onto a
     ball and 1-Lipschitz on finite inputs. `"sphere"` makes better use of the noise when norms vary
-    little in meaning, but has no Lipschitz constant: a network behind it carries no robustness
-    certificate in the units of its raw input. An all-zero example stays zero.
+    little in meaning, but has no Lipschitz constant; certificates in the units of the raw input
+    then take each example's own norm into account. An all-zero example stays zero.
 
     Example:
         >>> BoundedInput(1.0)(torch.tensor([[3.0, 4.0], [0.3, float("nan")]]))

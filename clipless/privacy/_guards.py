@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from clipless.privacy._batches import StepSample
     from clipless.privacy._session import TrainingSession
 
-# The guard leaves room for the rounding of a loss whose gradient reaches its constant, so that it
-# changes nothing for honest losses. The plan's arithmetic slack covers it many times over.
-GUARD_ROOM = 1 + 1e-5
+
+def guard_room(dtype: torch.dtype) -> float:
+    """The factor above a loss's constant at which its gradients are clipped.
+
+    Room for the rounding of a loss whose gradient reaches its constant, so that the guard changes
+    nothing for honest losses. The plan's arithmetic slack is a hundred times as large.
+    """
+    return 1 + (1e-11 if dtype == torch.float64 else 1e-5)
 
 
 @dataclass(eq=False)
@@ -85,7 +90,8 @@ def settled(call: ForwardCall, loss: Tensor, cotangents: Tensor) -> Tensor:
 
 def limit_of(session: TrainingSession) -> float:
     """The norm that one row's cotangent may have at the model's output."""
-    return session.plan.loss_lipschitz / session.plan.loss_divisor * GUARD_ROOM
+    room = guard_room(session._trainable[0].dtype)
+    return session.plan.loss_lipschitz / session.plan.loss_divisor * room
 
 
 def public_mean(losses: Tensor, weights: Tensor | None, call: ForwardCall) -> Tensor:

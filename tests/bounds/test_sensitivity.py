@@ -328,3 +328,12 @@ def test_a_50_layer_residual_network_takes_less_than_a_second():
     assert time.perf_counter() - start < 1.0
     assert len(report.parameters) == 50
     assert report.lipschitz == pytest.approx(1.0)
+
+
+def test_a_report_draws_no_random_numbers_of_the_program():
+    model = nn.Sequential(lip.BoundedInput(1.0), nn.Dropout(0.5), lip.SpectralLinear(4, 2)).train()
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    sensitivity(model, loss=1.0, input_shape=(4,))
+    assert torch.equal(torch.rand(3), expected)
