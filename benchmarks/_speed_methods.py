@@ -101,7 +101,8 @@ def clipless_step(model, mode, batch, images):
     assert loader.rows == batch
     engine = PrivacyEngine()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # whatever cannot be compiled must not be timed
+        # Whatever cannot be compiled must not be timed.
+        warnings.simplefilter("error", UserWarning)
         engine.make_private(
             module=model,
             optimizer=optimizer,
