@@ -9,6 +9,7 @@ from torch import nn
 
 from clipless import nn as lip
 from clipless.nn import _base
+from clipless.nn._projection import _Attempt
 from clipless.spectral import _constraints as constraints
 from tests.nn.operators import singular_values
 
@@ -143,3 +144,38 @@ def test_it_compiles_as_one_graph():
     for parameter, weight in zip(projection.parameters, expected, strict=True):
         torch.testing.assert_close(parameter, weight, rtol=1e-4, atol=1e-5, check_stride=False)
     assert all(found.holds for found in lip.certify(model).values())
+
+
+def test_what_cannot_be_compiled_is_projected_as_it_is():
+    """On a GPU, with `compile`: a failing compiler costs a warning, once, and no step."""
+    model = moved(network())
+    projection = lip.prepare_projection(model)
+    weights = [parameter.detach().clone() for parameter in projection.parameters]
+    asked = []
+
+    def failing(tensors):
+        asked.append(tensors)
+        raise OSError("no compiler found")
+
+    attempt = _Attempt(failing, projection)
+    with pytest.warns(UserWarning, match="runs uncompiled.*no compiler found"):
+        first = attempt(weights)
+    for one, other, expected in zip(first, attempt(weights), projection(weights), strict=True):
+        assert torch.equal(one, expected)
+        assert torch.equal(other, expected)
+    assert len(asked) == 1
+
+
+def test_errors_of_the_projection_itself_are_not_swallowed():
+    def broken(tensors):
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        _Attempt(broken, broken)([])
+
+
+def test_compiling_changes_nothing_on_the_cpu():
+    """Where values may be looked at, the projection that looks at them is the faster one."""
+    projection = lip.prepare_projection(moved(network()))
+    projection.compile()
+    assert projection._function is projection
