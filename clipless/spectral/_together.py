@@ -131,11 +131,14 @@ def _known(parts: tuple[tuple[int, int, int, float, float], ...], device: torch.
     return _Known(*_constants(parts, device))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _constants(
     parts: tuple[tuple[int, int, int, float, float], ...], device: torch.device
 ) -> tuple[Tensor, ...]:
     return _remembered(parts, device)
+
+
+# What `torch.compiler.assume_constant_result` does, which would import the compiler to do it.
+_constants._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # Sending numbers to a device waits for it, so it is done once.
