@@ -126,7 +126,7 @@ def meeting(session: TrainingSession) -> Iterator[None]:
 
 
 def _state_of(session: TrainingSession) -> tuple[Any, ...]:
-    progress = session._progress
+    progress = session._book.progress
     assert progress is not None
     assert session.team is not None
     due = session.steps_taken % CHECK_EVERY == 0 and not session.team.sharded

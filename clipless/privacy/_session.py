@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from clipless.bounds import sensitivity
 from clipless.bounds._sensitivity import Shape, input_shapes
-from clipless.errors import BudgetExhaustedError, PrivacyError
+from clipless.errors import PrivacyError
 from clipless.losses import Loss
 from clipless.nn import ConstrainedModule
 from clipless.nn._base import set_loss_scale
@@ -62,7 +62,8 @@ from clipless.privacy._model_guard import ModelGuard
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._plan import Plan
 from clipless.privacy._precision import arithmetic_slack
-from clipless.privacy._step import StepProgress, step_without_batch, warn_of_skipped
+from clipless.privacy._step import StepProgress, step_without_batch
+from clipless.privacy._step_book import StepBook
 
 
 class TrainingSession:
@@ -88,10 +89,9 @@ class TrainingSession:
         self.model, self.optimizer, self.criterion = model, optimizer, criterion
         self.loader, self.plan, self.ledger, self.noise = loader, plan, ledger, noise
         self.steps_taken = 0
-        self._meter, self._projection, self._scaler = meter, projection, grad_scaler
+        self._projection, self._scaler = projection, grad_scaler
         self._input_shapes = input_shapes(input_shape)
-        self._last_step = loader.next_step - 1
-        self._progress: StepProgress | None = None
+        self._book = StepBook(ledger, meter, last_step=loader.next_step - 1)
         self._inside_forward = False
         self._parameters = dict(model.named_parameters())
         self._trainable = [self._parameters[p.name] for p in plan.parameters]
@@ -154,7 +154,7 @@ class TrainingSession:
         if self._compiled is not None:
             self._compiled.remove()
             self._compiled = None
-        self._progress = None
+        self._book.progress = None
         self.criterion.reduction = self._original_reduction  # type: ignore[assignment]
         with uncovered(self.model):
             set_loss_scale(self.model, 1.0)
@@ -162,7 +162,7 @@ class TrainingSession:
     def compile(self, *, backend: str, mode: str | None) -> None:
         """Compile forward and backward pass, and on a GPU the criterion and the projection."""
         refuse_compiled(self.team)
-        if self._progress is not None:
+        if self._book.progress is not None:
             raise PrivacyError("a step is under way: compile between steps")
         if self._compiled is not None:
             self._compiled.remove()
@@ -203,7 +203,7 @@ class TrainingSession:
 
     def set_noise_multiplier(self, noise_multiplier: float) -> None:
         """Use another amount of noise from the next step on."""
-        if self._progress is not None:
+        if self._book.progress is not None:
             raise PrivacyError("a step is under way: change the noise between steps")
         if not self._projection and noise_multiplier != 0:
             raise PrivacyError("without projection there are no bounds to scale noise by")
@@ -252,10 +252,10 @@ class TrainingSession:
         sample = self.loader.current
         if sample is None:
             raise refusals.no_batch_drawn()
-        begun = self._last_step if self._progress is None else self._progress.step
+        begun = self._book.last_step if self._book.progress is None else self._book.progress.step
         if sample.weights is not None and sample.step > begun + 1:
-            self._count_skipped(sample.step - self._last_step)
-            self._progress = None
+            self._book.count_skipped(sample.step - self._book.last_step, self.plan.mechanism)
+            self._book.progress = None
             raise refusals.several_batches_drawn()
         drawn = sample.step < self.loader.next_step  # and not set by hand as the current one
         if drawn and not isinstance(self.plan.sampling, FullBatch):  # always the same examples
@@ -318,44 +318,32 @@ class TrainingSession:
 
     def _leave_criterion(self, call: ForwardCall) -> None:
         """Note that this micro-batch has been through."""
-        assert self._progress is not None
-        self._progress.seen.add(call.sample.micro_batch)
+        assert self._book.progress is not None
+        self._book.progress.seen.add(call.sample.micro_batch)
         call.through_criterion = True
 
     def _admit(self, call: ForwardCall) -> None:
         """Check that this pass is the next micro-batch of the present step."""
         sample = call.sample
-        if sample.step <= self._last_step:
+        if sample.step <= self._book.last_step:
             raise refusals.no_new_batch()
         if call.structure != self._structure:
             raise refusals.model_changed_meanwhile()
-        if self._progress is None or sample.step != self._progress.step:
+        if self._book.progress is None or sample.step != self._book.progress.step:
             self._begin_step(sample)
-        assert self._progress is not None
-        self._progress.check_next(call)
+        assert self._book.progress is not None
+        self._book.progress.check_next(call)
 
     def _begin_step(self, sample: StepSample) -> None:
-        self._count_skipped(sample.step - self._last_step - 1)
-        self._require_budget()
-        self._progress = StepProgress(sample.step, sample.micro_batches, self._structure)
+        self._book.begin(sample, self._structure, self.plan.mechanism)
         if self._followers is not None:
             self._followers.forget()
-
-    def _count_skipped(self, count: int) -> None:
-        """Steps that were drawn and never taken cost what they would have cost."""
-        if count <= 0:
-            return
-        warn_of_skipped(count)
-        for _ in range(count):
-            allowed = self._require_budget()
-            self.ledger.spend(self.plan.mechanism, label="skipped step", limit=allowed)
-            self._last_step += 1
 
     # --- the backward pass -----------------------------------------------------------------------
 
     def deliver(self, call: ForwardCall, cotangents: Tensor) -> None:
         """Run the backward pass of one forward pass, and keep the gradients."""
-        progress = self._progress
+        progress = self._book.progress
         if progress is None or call.sample.step != progress.step:
             raise refusals.backward_too_late()
         if self._guard.touched():
@@ -390,28 +378,17 @@ class TrainingSession:
             raise refusals.changed_before_step()
         if self._guard.edited():
             raise refusals.edited_before_step()
-        allowed = self._require_budget()
-        self.ledger.spend(self.plan.mechanism, limit=allowed)
-        self._last_step = progress.step
+        self._book.pay(progress, self.plan.mechanism)
         return progress
 
     def _check_complete(self) -> StepProgress:
-        progress = self._progress
+        progress = self._book.progress
         if progress is None:
             if not self.model.training:
                 self._gradients.drop()
             raise step_without_batch(training=self.model.training)
         progress.check_complete()
         return progress
-
-    def _require_budget(self) -> int | None:
-        if self._meter is None:
-            return None
-        try:
-            return self._meter.require(self.plan.mechanism)
-        except BudgetExhaustedError:
-            self._progress = None
-            raise
 
     @torch.no_grad()
     def _release(self, progress: StepProgress) -> None:
@@ -423,7 +400,7 @@ class TrainingSession:
         ]
         followers = self._followers
         counts = [] if followers is None else followers.fractions(gradients[0].device)
-        self._progress = None
+        self._book.progress = None
         if self.team is not None:
             self._gradients.put(
                 self.team.release(gradients, counts, self.noise, self._deviations)

@@ -99,7 +99,7 @@ class Run:
 
     def gradients(self):
         """The gradients of the step under way, which nobody else gets to see without noise."""
-        progress = self.engine.session._progress
+        progress = self.engine.session._book.progress
         names = [p.name for p in self.engine.plan.parameters]
         return {names[index]: g.clone() for index, g in progress.gradients.items()}
 
