@@ -20,6 +20,7 @@ from clipless.privacy._accounting import epsilon
 from clipless.privacy._choices import SamplingName
 from clipless.privacy._distributed_start import ledger_together
 from clipless.privacy._engine_start import start_session
+from clipless.privacy._following import thresholds, thresholds_at_first
 from clipless.privacy._history import Accountant
 from clipless.privacy._ledger import Ledger
 from clipless.privacy._loader import PrivateLoader
@@ -82,6 +83,7 @@ class PrivacyEngine:
         self._sessions: list[TrainingSession] = []
         self._run = ""
         self._first_plan: Plan | None = None
+        self._first_thresholds: dict[str, float] = {}
 
     # --- making a run private --------------------------------------------------------------------
 
@@ -224,18 +226,20 @@ class PrivacyEngine:
         criterion: Loss,
         options: RunOptions,
     ) -> Private:
-        self._session = session = start_session(
-            module=module,
-            optimizer=optimizer,
-            data_loader=data_loader,
-            criterion=criterion,
-            options=options,
-            accountant=self.accountant,
-            seed=self._seed,
-            derived_seed=self._derived_seed,
-            open_ledger=self._open_ledger,
-            earlier=self._sessions,
-        )
+        with thresholds_at_first(unwrap(module), options.resume_from):
+            self._session = session = start_session(
+                module=module,
+                optimizer=optimizer,
+                data_loader=data_loader,
+                criterion=criterion,
+                options=options,
+                accountant=self.accountant,
+                seed=self._seed,
+                derived_seed=self._derived_seed,
+                open_ledger=self._open_ledger,
+                earlier=self._sessions,
+            )
+            self._first_thresholds = thresholds(unwrap(module))
         self._sessions = [one for one in self._sessions if one.attached] + [self._session]
         try:
             self._first_plan = session.plan
@@ -316,7 +320,10 @@ class PrivacyEngine:
         from whom the guarantee is meant for.
         """
         assert self._first_plan is not None
-        return run_state(self.session, run=self._run, first_plan=self._first_plan)
+        return run_state(
+            self.session, run=self._run, first_plan=self._first_plan,
+            first_thresholds=self._first_thresholds,
+        )  # fmt: skip
 
     def report(self) -> PrivacyReport:
         """Return the guarantee so far, printable, with what it rests on and does not cover."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +26,33 @@ def following_layers(model: nn.Module) -> dict[str, ClipGradient | AffineModule]
         for path, module in model.named_modules()
         if isinstance(module, ClipGradient | AffineModule) and module.follow is not None
     }
+
+
+def thresholds(model: nn.Module) -> dict[str, float]:
+    """Return the thresholds that follow a quantile, by the path of their layer."""
+    return {path: layer.threshold() for path, layer in following_layers(model).items()}
+
+
+@contextmanager
+def thresholds_at_first(model: nn.Module, state: Mapping[str, Any] | None) -> Iterator[None]:
+    """Let a run that is resumed be planned as it was: with the thresholds that it began with.
+
+    Afterwards they are where they had moved to, and the session proves its bounds anew for them.
+    """
+    moved = thresholds(model)
+    first = {} if state is None else state.get("thresholds", {})
+    set_thresholds(model, first)
+    try:
+        yield
+    finally:
+        set_thresholds(model, moved)
+
+
+def set_thresholds(model: nn.Module, values: Mapping[str, float]) -> None:
+    """Set the thresholds that follow a quantile; layers that are not named keep theirs."""
+    for path, layer in following_layers(model).items():
+        if path in values and layer.threshold() != values[path]:
+            layer.set_threshold(values[path])
 
 
 def planned_queries(model: nn.Module, report: SensitivityReport) -> tuple[ParameterPlan, ...]:

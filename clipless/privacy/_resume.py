@@ -25,7 +25,13 @@ def require_same_plan(begun: Plan, plan: Plan) -> None:
         )
 
 
-def run_state(session: TrainingSession, *, run: str, first_plan: Plan) -> dict[str, Any]:
+def run_state(
+    session: TrainingSession,
+    *,
+    run: str,
+    first_plan: Plan,
+    first_thresholds: Mapping[str, float],
+) -> dict[str, Any]:
     """Return what continues a run after its last step: see `PrivacyEngine.state_dict`."""
     for parameter in session._trainable:
         session.noise._generator(parameter.device)  # there before the first noise is drawn
@@ -40,6 +46,7 @@ def run_state(session: TrainingSession, *, run: str, first_plan: Plan) -> dict[s
     return {
         "run": run,
         "plan": first_plan.to_dict(),
+        "thresholds": dict(first_thresholds),
         "noise_multiplier": session.plan.noise_multiplier,
         "steps_taken": session.steps_taken,
         "sampler": session.loader.state_dict(),

@@ -18,6 +18,7 @@ from clipless.errors import CliplessError
 from clipless.losses import CrossEntropy, Loss
 from clipless.nn import certify
 from clipless.privacy import Plan, epsilon
+from clipless.privacy._following import set_thresholds, thresholds
 from clipless.privacy._ledger_file import read_ledger
 from clipless.privacy._plan import planned_parameters
 from clipless.runs import _folder, _parts
@@ -26,7 +27,6 @@ from clipless.runs._data import RunData, load_data
 from clipless.runs._errors import ConfigError, RunFolderError
 from clipless.runs._kinds import Kind, kind_of
 from clipless.runs._tabular import as_table, as_trained, criterion_of, encoded
-from clipless.training._thresholds import set_thresholds, thresholds
 
 _SAME_BOUND = 1e-9
 

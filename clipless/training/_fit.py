@@ -50,7 +50,6 @@ from clipless.training._processes import (
 )
 from clipless.training._progress import EpsilonGauge, ProgressBar
 from clipless.training._run_folder import RunFolder, SavedRun, describe
-from clipless.training._thresholds import set_thresholds, thresholds
 from clipless.training._trail import ReplayDivergedError
 
 if TYPE_CHECKING:
@@ -159,22 +158,15 @@ class Fit:
         )
 
     def _make_private(self, saved: SavedRun | None, replay: bool) -> None:
-        """Make the run private; a saved one with the weights it had.
-
-        It is planned with the thresholds that it began with; those that follow a quantile then go
-        to where they were.
-        """
+        """Make the run private; a saved one with the weights it had."""
         trainer = self._trainer
         if saved is None:
             self._loader = trainer._make_private(self._data, None, replay)
             return
         before = copy.deepcopy(whole_state(trainer.model))
         load_whole_state(trainer.model, saved.weights)
-        moved = thresholds(trainer.model)
         try:
-            set_thresholds(trainer.model, trainer._thresholds_at_first)
             self._loader = trainer._make_private(self._data, saved.state["engine"], replay)
-            set_thresholds(trainer.model, moved)
         except BaseException:
             load_whole_state(trainer.model, before)
             raise

@@ -34,7 +34,6 @@ from clipless.training._layer_adam import LayerAdam
 from clipless.training._metrics import RunningMetrics, evaluate
 from clipless.training._processes import join_torchrun
 from clipless.training._result import FitResult, Stopped
-from clipless.training._thresholds import thresholds
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer, int], LRScheduler]
@@ -199,7 +198,6 @@ class Trainer:
             "compile": compile,
         }
         self._optimizer_at_first = copy.deepcopy(self.optimizer.state_dict())
-        self._thresholds_at_first = thresholds(model)
         self._running = RunningMetrics()
 
     def fit(self, train_data: Any, validation_data: Any = None) -> FitResult:

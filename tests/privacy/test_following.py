@@ -10,6 +10,7 @@ from torch import nn
 import clipless
 from clipless import losses
 from clipless import nn as lip
+from clipless.privacy import PrivacyEngine
 from clipless.privacy._noise import joint_multiplier
 from tests.privacy.runs import Run, examples, mlp
 from tests.privacy.test_neighbours import ADVERSARIES, Silence, differences, sample_of
@@ -215,3 +216,34 @@ def test_followed_thresholds_are_part_of_the_state():
     assert twin[1].weight_clip == model[1].weight_clip
     clipless.clip_products(twin, fraction=None, loss=1.0, input_shape=(6,))
     assert list(twin.state_dict()) == list(mlp().state_dict())
+
+
+def test_a_run_whose_thresholds_moved_is_resumed(tmp_path):
+    """It is planned with the thresholds that it began with, and goes on with those it had."""
+
+    def run_on(model, **given):
+        engine = PrivacyEngine(ledger=tmp_path / "ledger", seed=0)
+        return Run(model, engine=engine, noise_multiplier=1.4, **given)
+
+    torch.manual_seed(0)
+    run = run_on(following(norm=0.5, quantile=0.99, rate=1.0)).steps(4)
+    layer = run.model[-1]
+    assert layer.norm > 0.55  # bounds that were proved at first no longer hold
+    state = run.engine.state_dict()
+    weights = {name: value.clone() for name, value in run.model.state_dict().items()}
+    expected = run.steps(3).model.state_dict()
+    bounds = run.engine.plan.sensitivities
+    run.engine.close()
+
+    model = following(norm=0.5, quantile=0.99, rate=1.0)
+    model.load_state_dict(weights)
+    place = str(len(model) - 1)
+    again = run_on(model, resume_from=state)
+    assert model[-1].norm == weights[f"{place}.norm_state"].item()  # where it was, and not at first
+    again.steps(3)
+    for name, value in expected.items():
+        assert torch.equal(model.state_dict()[name], value), name
+    assert again.engine.plan.sensitivities == bounds
+    assert again.engine.state_dict()["thresholds"] == {place: 0.5}
+    assert again.engine.ledger.releases == 7
+    again.engine.close()
