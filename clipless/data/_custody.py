@@ -107,14 +107,13 @@ class PrivateRows:
         """
         self._check_apart(matrix_of)
         total: Tensor | None = None
-        for chunk in self._chunks():
-            for piece in zip(*(each.split(_PIECE) for each in chunk), strict=True):
-                matrices = matrix_of(*piece).to(torch.float64).flatten(2)
-                matrices = torch.nan_to_num(matrices, nan=0.0, posinf=0.0, neginf=0.0)
-                norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
-                matrices = (matrices / norms.clamp(min=1.0)).movedim(1, 0).flatten(1)
-                part = matrices @ matrices.mT
-                total = part if total is None else total + part
+        for chunk in self._chunks(_PIECE):
+            matrices = matrix_of(*chunk).to(torch.float64).flatten(2)
+            matrices = torch.nan_to_num(matrices, nan=0.0, posinf=0.0, neginf=0.0)
+            norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
+            matrices = (matrices / norms.clamp(min=1.0)).movedim(1, 0).flatten(1)
+            part = matrices @ matrices.mT
+            total = part if total is None else total + part
         assert total is not None
         above = torch.triu_indices(*total.shape, device=total.device).unbind()
         upper = torch.zeros_like(total)
@@ -176,9 +175,9 @@ class PrivateRows:
         self.__noise.add_([value], [multiplier * sensitivity * _SLACK])
         return value
 
-    def _chunks(self) -> Iterator[tuple[Tensor, ...]]:
-        for start in range(0, max(len(self), 1), _CHUNK):
-            yield tuple(each[start : start + _CHUNK] for each in self.__columns)
+    def _chunks(self, size: int = _CHUNK) -> Iterator[tuple[Tensor, ...]]:
+        for start in range(0, max(len(self), 1), size):
+            yield tuple(each[start : start + size] for each in self.__columns)
 
     def _check_apart(self, function: Callable[..., Any]) -> None:
         """A row's part must not depend on the rows around it: try it among other rows."""
@@ -197,14 +196,14 @@ class PrivateRows:
             if not _close_rows(one, other[count : 2 * count]):
                 raise PrivacyError(
                     "a function of private rows gave another result for the same row among other "
-                    "rows. A statistic of several rows must come from noisy_sum or noisy_counts, "
-                    "which pay for it."
+                    "rows. A statistic of several rows must come from noisy_sum, noisy_gram or "
+                    "noisy_counts, which pay for it."
                 )
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise PrivacyError(
             "private rows cannot be read: a statistic taken from them by hand is paid for by "
-            "nobody. Use noisy_sum or noisy_counts, which write the ledger."
+            "nobody. Use noisy_sum, noisy_gram or noisy_counts, which write the ledger."
         )
 
     __array__ = __getitem__ = __iter__ = __reduce_ex__ = __getattr__ = _refuse

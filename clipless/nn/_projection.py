@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,8 +17,7 @@ class Projection:
 
     Called with weights, it is a pure function of tensors of known shapes, which on a GPU waits for
     nothing: a compiler or a CUDA graph can take it in. `apply` projects the model itself; on a GPU
-    the third and later times are the replay of a graph, of fewer kernels after `compile`.
-    `prepare_projection` makes one.
+    the third and later times are the replay of a graph. `prepare_projection` makes one.
     """
 
     parameters: list[nn.Parameter]
@@ -41,18 +39,19 @@ class Projection:
             taken[index] += 1
         self._rounds = [_groups(self.parameters, members) for members in rounds]
         self._replay = _Replay()
-        self._function: Callable[[list[Tensor]], list[Tensor]] = self
+        self._function: Callable[..., Sequence[Tensor]] = self._plain
 
-    def compile(self) -> None:
-        """Compile what `apply` does on a GPU; what cannot be compiled stays as it is.
+    def compute_by(self, function: Callable[..., Sequence[Tensor]]) -> None:
+        """Let `apply` compute by `function(*weights)`, which must return what a call returns."""
+        self._function, self._replay = function, _Replay()
 
-        Most kernels are so small that they cost no more than their launch, so that fusing them is
-        what there is to gain. Proofs survive: no compiler changes a float64 sum by more than their
-        margins, which are those of any order of summation.
-        """
-        if self._function is self and all(parameter.is_cuda for parameter in self.parameters):
-            self._function = _Attempt(torch.compile(self.__call__, dynamic=False), self)
-            self._replay = _Replay()
+    @property
+    def computes_itself(self) -> bool:
+        """Whether nobody has said `compute_by`."""
+        return self._function == self._plain
+
+    def _plain(self, *weights: Tensor) -> list[Tensor]:
+        return self(weights)
 
     def fits(self, pairs: Sequence[tuple[nn.Parameter, Constraint]]) -> bool:
         """Whether this is the projection of these parameters into these constraints."""
@@ -76,33 +75,7 @@ class Projection:
             self._replay.run(self._write, [parameter.detach() for parameter in self.parameters])
 
     def _write(self, parameters: list[Tensor]) -> None:
-        torch._foreach_copy_(parameters, self._function(parameters))
-
-
-class _Attempt:
-    """A compiled function, until it fails: then the plain one."""
-
-    def __init__(
-        self,
-        compiled: Callable[[list[Tensor]], list[Tensor]],
-        plain: Callable[[list[Tensor]], list[Tensor]],
-    ) -> None:
-        self._function, self._plain = compiled, plain
-
-    def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
-        try:
-            return self._function(tensors)
-        except Exception as error:  # whatever a compiler raises
-            if self._function is self._plain:
-                raise
-            warnings.warn(
-                "the projection of the weights could not be compiled, and runs uncompiled, a "
-                f"little slower and with the same guarantee. {type(error).__name__}: "
-                f"{error!s:.200}",
-                stacklevel=2,
-            )
-            self._function = self._plain
-            return self._plain(tensors)
+        torch._foreach_copy_(parameters, list(self._function(*parameters)))
 
 
 class _Replay:

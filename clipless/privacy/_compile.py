@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from clipless.losses import Loss
 from clipless.nn._gradient import clip_rows
+from clipless.nn._projection import Projection
 from clipless.privacy._precision import Precision
 
 Run = Callable[..., Any]
@@ -148,6 +149,27 @@ def _compare(function: Run, plain: Run, inputs: Sequence[Any], trainable: Sequen
 
 def _close(found: Tensor, expected: Tensor, *, tolerance: float) -> bool:
     return bool((found - expected).float().norm() <= tolerance * expected.float().norm() + 1e-12)
+
+
+def compiled_projection(projection: Projection, *, backend: str) -> Compiled:
+    """Compile a projection, and hold its first result against that of the projection itself.
+
+    Most of its kernels are so small that they cost no more than their launch, so that fusing them
+    is what there is to gain. Proofs survive: no order of a float64 sum changes it by more than the
+    margins of the certificates.
+    """
+
+    def run(*weights: Tensor) -> list[Tensor]:
+        return projection(weights)
+
+    def attempt(function: Run, *weights: Tensor) -> None:
+        for found, expected in zip(function(*weights), run(*weights), strict=True):
+            if not _close(found, expected, tolerance=1e-4):
+                raise RuntimeError("the compiled projection's result differs from the projection's")
+
+    return Compiled(
+        run, name="the projection", attempt=attempt, backend=backend, mode=None, fixed=True
+    )  # fmt: skip
 
 
 def compiled_criterion(criterion: Loss, *, backend: str, fixed: bool) -> Compiled:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from clipless.nn import certify, prepare_projection
 from clipless.privacy._changes import check_dtypes
+from clipless.privacy._compile import compiled_projection
 from clipless.privacy._distributed_sharded import uncovered, whole
 from clipless.privacy._distributed_sharded_team import ShardedTeam
 from clipless.privacy._distributed_team import Team
@@ -39,7 +40,7 @@ class ModelGuard:
         with self._uncovered():
             self._watch = ModelWatch(model)
         self._casts = contextlib.ExitStack()
-        self._compiles = False
+        self._backend: str | None = None
         self.prepare()
         if projection and self._rounded is not None:
             self._rounded.restore()
@@ -54,15 +55,17 @@ class ModelGuard:
             self._projected = prepare_projection(self._model, include_frozen=False, only=owns)
             if self._sharded is not None:
                 self._constrained = prepare_projection(self._model, include_frozen=False).parameters
-        if self._compiles:
-            self._projected.compile()
+        if self._backend is not None:
+            self.compile(backend=self._backend)
         rounds = self._precision == "bfloat16"
         self._rounded = RoundedWeights(self._model, only=owns) if rounds else None
 
-    def compile(self) -> None:
-        """Compile the projection, where that helps."""
-        self._compiles = True
-        self._projected.compile()
+    def compile(self, *, backend: str) -> None:
+        """Compile the projection on a GPU; elsewhere it looks at values, which is faster."""
+        self._backend = backend
+        weights = self._projected.parameters
+        if self._projected.computes_itself and weights and all(each.is_cuda for each in weights):
+            self._projected.compute_by(compiled_projection(self._projected, backend=backend))
 
     def structure(self) -> tuple[Any, ...]:
         """What the model's bounds depend on, to be compared."""

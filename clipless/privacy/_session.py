@@ -167,8 +167,7 @@ class TrainingSession:
         if self._compiled is not None:
             self._compiled.remove()
         self._compiled = CompiledCalls(self, backend=backend, mode=mode)
-        if backend == "inductor":
-            self._guard.compile()
+        self._guard.compile(backend=backend)
         self._structure = self._guard.structure()
 
     @property

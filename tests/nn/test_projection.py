@@ -9,7 +9,6 @@ from torch import nn
 
 from clipless import nn as lip
 from clipless.nn import _base
-from clipless.nn._projection import _Attempt
 from clipless.spectral import _constraints as constraints
 from tests.nn.operators import singular_values
 
@@ -146,36 +145,18 @@ def test_it_compiles_as_one_graph():
     assert all(found.holds for found in lip.certify(model).values())
 
 
-def test_what_cannot_be_compiled_is_projected_as_it_is():
-    """On a GPU, with `compile`: a failing compiler costs a warning, once, and no step."""
+def test_it_computes_by_another_function_if_told_so():
     model = moved(network())
     projection = lip.prepare_projection(model)
-    weights = [parameter.detach().clone() for parameter in projection.parameters]
     asked = []
 
-    def failing(tensors):
-        asked.append(tensors)
-        raise OSError("no compiler found")
+    def watched(*weights):
+        asked.append(len(weights))
+        return projection(weights)
 
-    attempt = _Attempt(failing, projection)
-    with pytest.warns(UserWarning, match="runs uncompiled.*no compiler found"):
-        first = attempt(weights)
-    for one, other, expected in zip(first, attempt(weights), projection(weights), strict=True):
-        assert torch.equal(one, expected)
-        assert torch.equal(other, expected)
-    assert len(asked) == 1
-
-
-def test_errors_of_the_projection_itself_are_not_swallowed():
-    def broken(tensors):
-        raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        _Attempt(broken, broken)([])
-
-
-def test_compiling_changes_nothing_on_the_cpu():
-    """Where values may be looked at, the projection that looks at them is the faster one."""
-    projection = lip.prepare_projection(moved(network()))
-    projection.compile()
-    assert projection._function is projection
+    assert projection.computes_itself
+    projection.compute_by(watched)
+    projection.apply()
+    assert not projection.computes_itself
+    assert asked == [len(projection.parameters)]
+    assert all(found.holds for found in lip.certify(model).values())

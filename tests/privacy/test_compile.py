@@ -17,7 +17,8 @@ import clipless
 from clipless import losses
 from clipless import nn as lip
 from clipless.errors import CliplessError, ConstraintError, PrivacyError
-from clipless.privacy._compile import Compiled, guarded_losses
+from clipless.nn import prepare_projection
+from clipless.privacy._compile import Compiled, compiled_projection, guarded_losses
 from clipless.privacy._session import TrainingSession
 from clipless.training import Trainer
 from tests.privacy.misuse_helpers import (
@@ -249,6 +250,47 @@ def test_falling_back(backend, words):
         run.steps(2)
     assert not run.engine.session.compiled
     assert run.engine.ledger.releases == 3
+
+
+def moved_projection():
+    model = residual()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model, prepare_projection(model)
+
+
+def test_a_compiled_projection_projects():
+    model, projection = moved_projection()
+    expected = projection(projection.parameters)
+    compiled = compiled_projection(projection, backend=BACKEND)
+    projection.compute_by(compiled)
+    projection.apply()
+    assert compiled.works
+    assert all(found.holds for found in clipless.certify(model).values())
+    for parameter, weight in zip(projection.parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.detach(), weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("backend", "words"), [(failing, "no compiler"), (wrong, "differs")])
+def test_a_wrong_projection_is_not_used(backend, words):
+    """Weights that a compiler got wrong would leave their sets, and the noise would not know."""
+    _, projection = moved_projection()
+    weights = [parameter.detach().clone() for parameter in projection.parameters]
+    compiled = compiled_projection(projection, backend=backend)
+    with pytest.warns(UserWarning, match=f"the projection could not be compiled.*{words}"):
+        found = compiled(*weights)
+    assert not compiled.works
+    for one, expected in zip(found, projection(weights), strict=True):
+        assert torch.equal(one, expected)
+
+
+def test_on_the_cpu_the_projection_is_left_as_it_is():
+    """Where values may be looked at, the projection that looks at them is the faster one."""
+    run = Run(pad=True)
+    run.engine.compile(backend=BACKEND)
+    run.steps(1)
+    assert run.engine.session._guard._projected.computes_itself
 
 
 def test_wrong_gradients_are_noticed():
