@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint fuzz bench clean
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -25,6 +25,10 @@ lint: setup
 # Two workers, one core each; the tests of a file stay together, since they share what they train.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The tests that draw their examples, with new examples and many of them.
+fuzz: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --hypothesis-profile fuzz $$(grep -rl --include='*.py' @given tests)
 
 bench: setup
 	$(BIN)/python benchmarks/overhead.py

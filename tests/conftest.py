@@ -1,10 +1,14 @@
-"""Shared test set-up: every test starts from the same seed, and hypothesis from a fixed one."""
+"""Shared test set-up: every test starts from the same seed, and hypothesis from a fixed one.
+
+`make fuzz` draws the examples of hypothesis anew, and many more of them.
+"""
 
 import pytest
 import torch
 from hypothesis import settings
 
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("fuzz", deadline=None, max_examples=1000)
 settings.load_profile("default")
 
 # Nearly all tensors here are tiny: a second thread costs more than it brings.

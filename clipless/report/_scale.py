@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from clipless.report._format import number
 
 
+_SMALLEST_ROOM = 1e-250
+"""Below it a lone value is drawn as 0 would be: its ticks would leave the range of floats."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Axis:
     """A linear or logarithmic axis from `low` to `high`, with a label that names the unit."""
@@ -52,7 +56,9 @@ class Axis:
         if self.whole and not step.is_integer():
             step = max(1.0, math.ceil(step))
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        return [round(index * step, 12) for index in range(first, last + 1)]
+        # Twelve digits of the step, however small it is: 3 * 0.1 is a tick at 0.3.
+        digits = 12 - math.floor(math.log10(step))
+        return [round(index * step, digits) for index in range(first, last + 1)]
 
     def _decades(self, most: int) -> list[float]:
         first = math.ceil(math.log10(self.low) - 1e-9)
@@ -86,7 +92,9 @@ def around(
     if zero:
         low = min(low, 0.0)
     if high - low < 1e-12 * max(1.0, abs(high)):
-        low, high = low - 0.5 * (abs(low) or 1.0) * (not zero), high + 0.5 * (abs(high) or 1.0)
+        room = 0.5 * max(abs(low), abs(high))
+        room = room if room > _SMALLEST_ROOM else 0.5
+        low, high = low - room * (not zero), high + room
     step = _round_step((high - low) / 6)
     low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
     if percent:

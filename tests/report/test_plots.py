@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clipless.report._plots import Mark, Row, Rule, Series, chart, histograms, rows
@@ -13,6 +13,9 @@ NUMBERS = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False)
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=8), st.booleans())
+@example([1.0e-178], False)
+@example([5e-324], True)
+@example([-3e-311, 2e-320], False)
 def test_linear_axes_hold_their_values_and_have_few_round_ticks(values, zero):
     axis = around(values, label="x", zero=zero)
     span = axis.high - axis.low
