@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -100,7 +100,7 @@ def split_step(
         if padded:
             assert micro_batch_size is not None
             rows = views * micro_batch_size
-            weights = (torch.arange(rows, device=device) < views * len(part)).to(torch.float32)
+            weights = row_weights(rows=rows, real=views * len(part), device=device)
         yield StepSample(
             step=step,
             indices=part,
@@ -111,6 +111,17 @@ def split_step(
             size=size,
             views=views,
         )
+
+
+def row_weights(*, rows: int, real: int, device: torch.device) -> torch.Tensor:
+    """Return the weights of a padded batch: 1 for the `real` rows, 0 for those after them."""
+    return _ones_then_zeros(rows, device)[rows - real : 2 * rows - real].clone()
+
+
+@lru_cache(maxsize=8)
+def _ones_then_zeros(rows: int, device: torch.device) -> torch.Tensor:
+    """All weights that batches of so many rows can have, one beside the other."""
+    return torch.cat([torch.ones(rows, device=device), torch.zeros(rows, device=device)])
 
 
 def count_micro_batches(*, size: int, micro_batch_size: int | None) -> int:
@@ -168,15 +179,18 @@ class ColumnSource:
 
     def _gather(self, indices: torch.Tensor, size: int) -> list[torch.Tensor]:
         examples = len(indices)
-        rows = torch.nn.functional.pad(indices, (0, size - examples))
+        # From pinned memory a copy does not wait for the kernels that are queued already.
+        pinned = any(column.is_cuda for column in self._columns)
+        rows = torch.zeros(size, dtype=torch.int64, pin_memory=pinned)
+        rows[:examples] = indices
         located: dict[torch.device, torch.Tensor] = {}
         gathered = []
         for column in self._columns:
             if column.device not in located:
-                located[column.device] = _to_device(rows, column.device)
+                located[column.device] = rows.to(column.device, non_blocking=True)
             batch = column.index_select(0, located[column.device])
-            if examples < size:
-                batch[examples:] = 0  # padding is nobody's data, whatever weight it is given
+            if examples < size:  # padding is nobody's data, whatever weight it is given
+                batch.narrow(0, examples, size - examples).zero_()
             pin = self._pin_memory and batch.device.type == "cpu"
             gathered.append(batch.pin_memory() if pin else batch)
         return gathered
@@ -261,10 +275,3 @@ def make_source(
 
 def _only(tensors: list[torch.Tensor]) -> torch.Tensor:
     return tensors[0]
-
-
-def _to_device(indices: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if device.type != "cuda":
-        return indices.to(device)
-    # From pinned memory the copy does not wait for the kernels already queued.
-    return indices.pin_memory().to(device, non_blocking=True)

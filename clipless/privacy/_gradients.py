@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -58,8 +59,7 @@ class Gradients:
         """
         try:
             self.drop()
-            # Not in the precision of whatever surrounds the call of `backward`.
-            with torch.autocast(output.device.type, enabled=False):
+            with _without_casts(output.device.type):
                 rounded = cotangents.to(output.dtype)
                 torch.autograd.backward(output, rounded, inputs=self._inputs)
             for index, parameter in enumerate(self._trainable):
@@ -69,3 +69,10 @@ class Gradients:
                 sums[index] = parameter.grad if known is None else known.add_(parameter.grad)
         finally:
             self.drop()
+
+
+def _without_casts(device: str) -> contextlib.AbstractContextManager[object]:
+    """Compute in the precision of the tensors, whatever surrounds the call of `backward`."""
+    if not torch.is_autocast_enabled(device):
+        return contextlib.nullcontext()
+    return torch.autocast(device, enabled=False)

@@ -12,7 +12,7 @@ from torch.nn.modules import module as _module_hooks
 from clipless.bounds._structure import hooks_of
 from clipless.errors import PrivacyError
 from clipless.losses import Loss
-from clipless.privacy._batches import StepSample, sample_of
+from clipless.privacy._batches import StepSample, row_weights, sample_of
 from clipless.privacy._distributed_sharded import local
 from clipless.privacy._precision import Precision
 
@@ -150,8 +150,9 @@ def weights_on(sample: StepSample, device: torch.device) -> Tensor | None:
     """The weights of a padded batch's rows, made where they are needed: a copy would wait."""
     if sample.weights is None or sample.weights.device == device:
         return sample.weights
-    real = sample.views * len(sample.indices)
-    return (torch.arange(sample.rows, device=device) < real).to(sample.weights.dtype)
+    return row_weights(
+        rows=sample.rows, real=sample.views * len(sample.indices), device=device
+    )  # fmt: skip
 
 
 def check_scaler(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -213,8 +214,12 @@ def check_precision(inputs: tuple[Any, ...], precision: Precision = "float32") -
             "(torch.set_float32_matmul_precision('medium'), or torch.backends.mkldnn). Set it to "
             "'highest', or pass precision='bfloat16' to make_private."
         )
-    reduced = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
-    if precision == "bfloat16" and device == "cuda" and reduced:
+    matmul = torch.backends.cuda.matmul
+    if (
+        precision == "bfloat16"
+        and device == "cuda"
+        and matmul.allow_bf16_reduced_precision_reduction
+    ):
         raise PrivacyError(
             "sums of bfloat16 products may be rounded on the way, torch's default. Set "
             "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False."

@@ -240,8 +240,9 @@ class PrivateLoader:
         for sample, batch in self._source.batches(self._draw(steps)):
             self._sampler.step = sample.step + 1
             self.current = sample
-            part = f"augmentation/{self._rank}/{sample.micro_batch}"
-            batch = self._views.of(batch, seed=self._sampler.seed_for(part, step=sample.step))
+            if self._views.augments:
+                part = f"augmentation/{self._rank}/{sample.micro_batch}"
+                batch = self._views.of(batch, seed=self._sampler.seed_for(part, step=sample.step))
             tag(batch, sample)
             yield batch
             self._check_newest(iteration)

@@ -75,7 +75,7 @@ class GaussianNoise:
         self.seeded = seed is not None
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._buffers: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._drawings: dict[tuple[torch.device, torch.dtype], _Drawing] = {}
 
     @torch.no_grad()
     def add_(self, gradients: Sequence[Tensor], deviations: Sequence[float]) -> None:
@@ -92,16 +92,11 @@ class GaussianNoise:
 
     def _draw(self, place: tuple[torch.device, torch.dtype], like: list[Tensor]) -> list[Tensor]:
         """Fill one flat buffer with standard normals and return it cut into shapes."""
-        sizes = [tensor.numel() for tensor in like]
-        buffer = self._buffers.get(place)
-        if buffer is None or buffer.numel() != sum(sizes):
-            device, dtype = place
-            # Noise is drawn in at least single precision; half precisions have too few levels.
-            wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
-            buffer = self._buffers[place] = torch.empty(sum(sizes), device=device, dtype=wide)
-        buffer.normal_(generator=self._generator(place[0]))
-        parts = buffer.split(sizes)
-        return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+        drawing = self._drawings.get(place)
+        if drawing is None or not drawing.fits(like):
+            drawing = self._drawings[place] = _Drawing(like)
+        drawing.buffer.normal_(generator=self._generator(place[0]))
+        return drawing.parts
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
@@ -121,6 +116,36 @@ class GaussianNoise:
         """Continue the noise where `state` was saved."""
         for name, value in state.items():
             self._generator(torch.device(name)).set_state(value)
+
+
+class _Drawing:
+    """A buffer for the noise of some tensors, and the parts of it that are theirs."""
+
+    def __init__(self, like: Sequence[Tensor]) -> None:
+        dtype = like[0].dtype
+        # Noise is drawn in at least single precision; half precisions have too few levels.
+        wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+        sizes = [tensor.numel() for tensor in like]
+        self.buffer = torch.empty(sum(sizes), device=like[0].device, dtype=wide)
+        self.parts = list(map(_laid_out, self.buffer.split(sizes), like))
+        self._layout = list(map(_layout, like))
+
+    def fits(self, like: Sequence[Tensor]) -> bool:
+        return list(map(_layout, like)) == self._layout
+
+
+def _layout(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
+    return tensor.shape, tensor.stride()
+
+
+def _laid_out(part: Tensor, like: Tensor) -> Tensor:
+    """A flat part of the buffer in the shape of `like`, and in its order if that has no gaps.
+
+    Tensors in one order are added to each other all at once; others, one by one.
+    """
+    if torch.empty_like(like, device="meta").stride() == like.stride():
+        return part.as_strided(like.shape, like.stride())
+    return part.view(like.shape)
 
 
 # torch keeps the state of its CPU generator as a header of 24 bytes and 624 words of 32 bits, each

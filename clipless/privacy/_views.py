@@ -67,14 +67,17 @@ class Views:
         self._repeats = self.count // max(fixed, 1)
         self._generators: dict[torch.device, torch.Generator] = {}
 
+    @property
+    def augments(self) -> bool:
+        """Whether anything is done to batches at all."""
+        return self._augment is not None
+
     def of(self, batch: Any, *, seed: int) -> Any:
         """Return the batch with all views of its examples; the same seed gives the same views.
 
         The first part of the batch is the model's input and is augmented; what belongs to it,
         labels for instance, is repeated.
         """
-        if self._augment is None:
-            return batch
         inputs = _inputs_of(batch)
         views = self._views_of(inputs, seed)
         if isinstance(batch, Tensor):

@@ -6,7 +6,8 @@ still is the very object that it was, nothing needs to be described and compared
 
 from __future__ import annotations
 
-from operator import is_
+from itertools import chain
+from operator import is_, methodcaller
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ _TABLES = (
     "_backward_pre_hooks",
 )
 _KNOWN = ("torch.", "builtins", "clipless.")
+_values = methodcaller("values")
 
 
 class ModelWatch:
@@ -104,9 +106,8 @@ class _Snapshot:
             return True
         if list(map(list, self._filled)) != self._names:
             return True
-        values = [value for table in self._filled for value in table.values()]
         return (
-            not all(map(is_, values, self._values))
+            not all(map(is_, chain.from_iterable(map(_values, self._filled)), self._values))
             or list(map(_facts, self._parameters)) != self._facts
             or [_contents(*each) for each in self._buffers] != self._contents
             or any(_frozen(value) != seen for value, seen in self._inner)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from clipless.report._format import number
 
-
 _SMALLEST_ROOM = 1e-250
 """Below it a lone value is drawn as 0 would be: its ticks would leave the range of floats."""
 
