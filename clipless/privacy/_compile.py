@@ -6,6 +6,7 @@ the model's own. Copies of the model, and evaluation, are not compiled.
 
 from __future__ import annotations
 
+import functools
 import types
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,7 +23,14 @@ from clipless.privacy._precision import Precision
 Run = Callable[..., Any]
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 """The modes of `torch.compile` in which kernels are launched as CUDA graphs."""
+GRAPHED_BYTES = 0.75 * 2**30
+"""Up to how much a pass may keep for the backward pass to be launched as a CUDA graph.
+
+Graphs reserve their memory for themselves, and bring nothing once kernels run for longer than it
+takes to launch them. Passes that keep so much take milliseconds.
+"""
 _COMPARED_ROWS = 64
+_WEIGHED_ROWS = 8
 
 
 class Compiled:
@@ -30,28 +38,45 @@ class Compiled:
 
     `attempt(function, *arguments)` is called at first with the compiled function: what it raises is
     taken for the compiler's fault, and there will be no further attempt.
+    `choose_mode(*arguments)` says at the first call in which mode of `torch.compile` to compile.
     """
 
     def __init__(
-        self, function: Run, *, name: str, attempt: Run, backend: str, mode: str | None, fixed: bool
+        self,
+        function: Run,
+        *,
+        name: str,
+        attempt: Run,
+        backend: str,
+        fixed: bool,
+        choose_mode: Callable[..., str | None] | None = None,
     ) -> None:
         self._plain, self._name, self._attempt = function, name, attempt
-        dynamic = False if fixed else None
-        self._function: Run = torch.compile(
-            _with_own_code(function), backend=backend, mode=mode, dynamic=dynamic
-        )  # fmt: skip
-        self.graphs = mode in GRAPH_MODES
+        self._choose_mode = choose_mode
+        self._compile = functools.partial(
+            torch.compile, backend=backend, dynamic=False if fixed else None
+        )
+        self._function: Run | None = None
+        self.graphs = False
         """Whether kernels are launched as CUDA graphs, which reuse the memory of their results."""
-        # With CUDA graphs, the first call runs, the second records, the third replays.
-        self._attempts = 3 if self.graphs else 1
+        self._attempts = 0
 
     @property
     def works(self) -> bool:
         """Whether the compiled function is the one that is called."""
         return self._function is not self._plain
 
+    def _begin(self, *arguments: Any) -> Run:
+        mode = None if self._choose_mode is None else self._choose_mode(*arguments)
+        self.graphs = mode in GRAPH_MODES
+        # With CUDA graphs, the first call runs, the second records, the third replays.
+        self._attempts = 3 if self.graphs else 1
+        return self._compile(_with_own_code(self._plain), mode=mode)
+
     def __call__(self, *arguments: Any) -> Any:
         """Call the function."""
+        if self._function is None:
+            self._function = self._begin(*arguments)
         while self._attempts:
             self._attempts -= 1
             self._try(*arguments)
@@ -97,10 +122,12 @@ def compiled_model(
     backend: str,
     mode: str | None,
     fixed: bool,
+    graphs: bool = False,
 ) -> Compiled:
     """Compile the model's forward and backward pass.
 
     `fixed`: all batches have the same number of rows.
+    `graphs`: launch kernels as CUDA graphs where launching them takes longer than running them.
     """
     device = trainable[0].device.type
 
@@ -117,9 +144,39 @@ def compiled_model(
         # Backward passes are compiled when they first run, which must not be in mid-step.
         _compare(function, chosen, inputs, trainable)
 
+    def choose_mode(*inputs: Any) -> str | None:
+        small = graphs and kept_bytes(chosen, inputs) <= GRAPHED_BYTES
+        return "reduce-overhead" if small else mode
+
     return Compiled(
-        chosen, name="the model", attempt=attempt, backend=backend, mode=mode, fixed=fixed
+        chosen, name="the model", attempt=attempt, backend=backend, fixed=fixed,
+        choose_mode=choose_mode,
     )  # fmt: skip
+
+
+def kept_bytes(run: Run, inputs: Sequence[Any]) -> float:
+    """Estimate how much a forward pass keeps for its backward pass, from a pass of a few rows."""
+    rows = next((each.shape[0] for each in inputs if isinstance(each, Tensor)), 0)
+    if rows < 2:
+        return 0.0
+    few = min(rows, _WEIGHED_ROWS)
+    half = few // 2
+    # What does not grow with the rows (weights, mostly) falls out of the difference.
+    return (_kept_for(run, inputs, few) - _kept_for(run, inputs, half)) / (few - half) * rows
+
+
+def _kept_for(run: Run, inputs: Sequence[Any], rows: int) -> int:
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    few = [each[:rows].clone() if isinstance(each, Tensor) else each for each in inputs]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        run(*few)
+    return sum(kept.values())
 
 
 def _compare(function: Run, plain: Run, inputs: Sequence[Any], trainable: Sequence[Tensor]) -> None:
@@ -168,7 +225,7 @@ def compiled_projection(projection: Projection, *, backend: str) -> Compiled:
                 raise RuntimeError("the compiled projection's result differs from the projection's")
 
     return Compiled(
-        run, name="the projection", attempt=attempt, backend=backend, mode=None, fixed=True
+        run, name="the projection", attempt=attempt, backend=backend, fixed=True
     )  # fmt: skip
 
 
@@ -184,7 +241,7 @@ def compiled_criterion(criterion: Loss, *, backend: str, fixed: bool) -> Compile
         function(*arguments)
 
     return Compiled(
-        run, name="the criterion", attempt=attempt, backend=backend, mode=None, fixed=fixed
+        run, name="the criterion", attempt=attempt, backend=backend, fixed=fixed
     )  # fmt: skip
 
 

@@ -35,9 +35,8 @@ class CompiledCalls:
     def __init__(self, session: TrainingSession, *, backend: str, mode: str | None) -> None:
         self._session = session
         fixed = session.loader.rows is not None
-        if mode is None and fixed and backend == "inductor" and session.on_cuda:
-            mode = "reduce-overhead" if _is_one_batch(session) else None
-        elif mode in GRAPH_MODES:
+        graphs = mode is None and fixed and backend == "inductor" and session.on_cuda
+        if mode in GRAPH_MODES:
             _check_one_batch(session, mode)
         reason = uncompilable(session.model)
         self._forward: Compiled | None = None
@@ -47,7 +46,7 @@ class CompiledCalls:
         else:
             self._forward = compiled_model(
                 session.model, session._trainable, precision=session.plan.precision,
-                backend=backend, mode=mode, fixed=fixed,
+                backend=backend, mode=mode, fixed=fixed, graphs=graphs and _is_one_batch(session),
             )  # fmt: skip
             session.model._compiled_call_impl = self._call_model
         if session.on_accelerator:  # elsewhere labels are read and checked, which is worth more

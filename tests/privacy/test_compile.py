@@ -18,7 +18,13 @@ from clipless import losses
 from clipless import nn as lip
 from clipless.errors import CliplessError, ConstraintError, PrivacyError
 from clipless.nn import prepare_projection
-from clipless.privacy._compile import Compiled, compiled_projection, guarded_losses
+from clipless.privacy._compile import (
+    Compiled,
+    compiled_model,
+    compiled_projection,
+    guarded_losses,
+    kept_bytes,
+)
 from clipless.privacy._session import TrainingSession
 from clipless.training import Trainer
 from tests.privacy.misuse_helpers import (
@@ -217,6 +223,37 @@ def test_graphs_need_steps_of_one_batch():
     assert not run.engine.session.compiled
 
 
+def test_what_a_pass_keeps_is_told_from_a_few_rows():
+    """Two linear layers with a square between them keep their inputs, 6 and 4 numbers a row."""
+    first, second = nn.Linear(6, 4), nn.Linear(4, 3)
+    kept = kept_bytes(lambda x: second(first(x).square()), [torch.randn(50, 6)])
+    assert kept == 50 * 4 * (6 + 4 + 4)  # the square keeps its input as well
+    assert kept_bytes(first, [torch.randn(1, 6)]) == 0.0
+
+
+@pytest.mark.parametrize(("most", "expected"), [(1e9, "reduce-overhead"), (1.0, None)])
+def test_graphs_are_for_passes_that_keep_little(monkeypatch, most, expected):
+    """Their memory is reserved for them, and large passes need no help with being launched."""
+    chosen = []
+
+    def compile(function, *, mode, **options):
+        chosen.append(mode)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr("clipless.privacy._compile.GRAPHED_BYTES", most)
+    model = mlp()
+    run = compiled_model(
+        model, list(model.parameters()), precision="float32", backend="inductor", mode=None,
+        fixed=True, graphs=True,
+    )  # fmt: skip
+    assert not chosen  # nothing is known before the first batch
+    x = torch.randn(20, 6)
+    torch.testing.assert_close(run(x), model(x))
+    assert chosen == [expected]
+    assert run.graphs == (expected is not None)
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_trainer_passes_it_on(precision):
     trainer = Trainer(
@@ -325,9 +362,7 @@ def test_what_is_raised_by_the_function_itself_comes_through():
     def function(x):
         raise ValueError("its own fault")
 
-    call = Compiled(
-        function, name="it", attempt=lambda f, x: f(x), backend="eager", mode=None, fixed=True
-    )
+    call = Compiled(function, name="it", attempt=lambda f, x: f(x), backend="eager", fixed=True)
     with pytest.warns(UserWarning, match="runs uncompiled"), pytest.raises(ValueError, match="own"):
         call(torch.ones(2))
 
