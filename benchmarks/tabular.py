@@ -1,10 +1,10 @@
 """The paper's tabular table: eight ADBench sets at a total epsilon of 1, against clipped DP-SGD.
 
 `clipless` is `CliplessClassifier` as it comes, one configuration for all sets. `opacus` is a ReLU
-network of the same width trained by clipped DP-SGD in Opacus: the same private scaling and label
-prior out of the same budget, the same sampling, batch size, steps, schedule and accounting, Adam.
-Its learning rate and clipping norm are chosen for each set, on the test rows of the first split,
-among four settings: a search that is free for the baseline, and not for us.
+network of the same width trained by clipped DP-SGD in Opacus: the same private scaling, covariance
+and label prior out of the same budget, the same sampling, batch size, steps, schedule and
+accounting, Adam. Its learning rate and clipping norm are chosen for each set, on the test rows of
+the first split, among four settings: a search that is free for the baseline, and not for us.
 
     python benchmarks/tabular.py --data FOLDER [--sets magic.gamma,yeast] [--seeds 5] [--jobs 2]
 
@@ -42,7 +42,6 @@ from clipless.privacy import (
     noise_multiplier_for,
 )
 from clipless.sklearn import CliplessClassifier, TabularRule
-from clipless.sklearn._encoder import Encoder
 
 DELTAS = {
     "ALOI": 1e-5, "campaign": 1e-5, "celeba": 1e-6, "donors": 1e-6,
@@ -94,7 +93,7 @@ def run_opacus(
     reader = CliplessClassifier(random_state=seed)
     numbers, codes = reader._read(x, reset=True)
     private = PrivateRows(numbers, codes, torch.from_numpy(y), ledger=ledger, seed=seed)
-    encoder = Encoder.from_scaling(reader._scaling(private, rule))
+    encoder = reader._fitted_encoder(private, reader._scaling(private, rule), rule)
     prior = private.noisy_counts(
         lambda _x, _codes, y: y[:, None], bins=[2], noise_multiplier=rule.label_noise, label="prior"
     )[0].clamp(min=max(1.0, 1e-3 * rows))

@@ -120,7 +120,13 @@ def fit_channels(
     return ChannelStatistics(mean=center * reach, deviation=deviation)
 
 
-def fit_covariance(rows: PrivateRows, *, features: RowFunction, noise_multiplier: float) -> Tensor:
+def fit_covariance(
+    rows: PrivateRows,
+    *,
+    features: RowFunction,
+    noise_multiplier: float,
+    label: str = "channel covariance",
+) -> Tensor:
     """Estimate how channels vary together; one release, written to the ledger.
 
     `features` maps the columns of some rows to (n, channels, ...). Each row counts as much as any
@@ -145,8 +151,33 @@ def fit_covariance(rows: PrivateRows, *, features: RowFunction, noise_multiplier
         norms = torch.linalg.vector_norm(flat, dim=1).clamp(min=torch.finfo(flat.dtype).tiny)
         return flat.div(norms[:, None]).view(values.shape)
 
-    total = rows.noisy_gram(unit, noise_multiplier=noise_multiplier, label="channel covariance")
+    total = rows.noisy_gram(unit, noise_multiplier=noise_multiplier, label=label)
     return total.cpu() / len(rows)
+
+
+def decorrelating(covariance: Tensor, *, added: float) -> Tensor:
+    """Return the inverse root of a noisy covariance with `added` to its eigenvalues, of norm one.
+
+    What is added says how far directions of little variance are raised: more of it than noise makes
+    of eigenvalues keeps directions of noise alone from being blown up.
+
+    Example:
+        >>> decorrelating(torch.diag(torch.tensor([4.0, 1.0, 0.25])), added=0.0).diag()
+        tensor([0.2500, 0.5000, 1.0000])
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    gains = (values.clamp(min=0) + max(added, torch.finfo(values.dtype).tiny)).rsqrt()
+    return vectors * (gains / gains.max()) @ vectors.mT
+
+
+def noise_radius(deviation: float, size: int) -> float:
+    """The largest eigenvalue of a symmetric matrix of noise alone, about: Wigner's semicircle.
+
+    Example:
+        >>> noise_radius(0.5, 100)
+        10.0
+    """
+    return 2 * deviation * math.sqrt(size)
 
 
 def _finite(values: Tensor) -> Tensor:

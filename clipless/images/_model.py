@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
 
 from clipless import nn as lip
-from clipless.data._channels import ChannelStatistics
+from clipless.data._channels import ChannelStatistics, decorrelating, noise_radius
 from clipless.images._front import ImageFeatures
 from clipless.images._rule import ImageRule
 
@@ -76,9 +75,6 @@ def decorrelation(ridge: float, covariance: Tensor, *, noise: float) -> lip.Chan
     if that is more, the largest eigenvalue that its noise makes, of standard deviation `noise` in
     every entry: directions of noise alone are not blown up. Of norm one; a sphere follows.
     """
-    values, vectors = torch.linalg.eigh(covariance)
-    values = values.clamp(min=0)
-    radius = 2 * noise * math.sqrt(len(values))  # Wigner's semicircle
-    added = (ridge * values.sum()).clamp(min=max(radius, torch.finfo(values.dtype).tiny))
-    gains = (values + added).rsqrt()
-    return lip.ChannelMix(vectors * (gains / gains.max()) @ vectors.mT)
+    variance = float(torch.linalg.eigvalsh(covariance).clamp(min=0).sum())
+    added = max(ridge * variance, noise_radius(noise, len(covariance)))
+    return lip.ChannelMix(decorrelating(covariance, added=added))

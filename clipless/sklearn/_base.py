@@ -16,6 +16,7 @@ from sklearn.utils.validation import _num_samples, check_is_fitted, validate_dat
 from torch import Tensor
 
 from clipless import nn as lip
+from clipless.data._channels import fit_covariance
 from clipless.data._custody import PrivateRows
 from clipless.data._scaling import Scaling, fit_scaling
 from clipless.losses import Loss
@@ -139,7 +140,7 @@ class CliplessEstimator(BaseEstimator):
         """Everything from here on knows the data through `rows` alone."""
         self.rule_ = rule
         scaling = self._scaling(rows, rule)
-        self._encoder = Encoder.from_scaling(self._feature_scaling(scaling))
+        self._encoder = self._fitted_encoder(rows, self._feature_scaling(scaling), rule)
         network = build_network(self._encoder.features, rule.hidden, task.outputs)
         self._start(network, rows, scaling, rule)
         network[-1].bias.requires_grad_(False)
@@ -190,6 +191,19 @@ class CliplessEstimator(BaseEstimator):
                 noise_multiplier=rule.query_noise,
             )
         return _with_bounds(found, asked, bounds, schema.numeric, extra)
+
+    def _fitted_encoder(self, rows: PrivateRows, scaling: Scaling, rule: TabularRule) -> Encoder:
+        """Ask for the covariance of the encoded features too, where it is worth that."""
+        encoder = Encoder.from_scaling(scaling)
+        if not rule.decorrelates(rows=len(rows), features=encoder.features):
+            return encoder
+        covariance = fit_covariance(
+            rows,
+            features=lambda x, codes, y: encoder(x, codes).unsqueeze(-1),
+            noise_multiplier=rule.covariance_noise,
+            label="feature covariance",
+        )
+        return encoder.decorrelated(covariance, noise=rule.covariance_noise / len(rows))
 
     # What subclasses fill in. A regressor scales its target like one more column.
     _extra_columns = 0

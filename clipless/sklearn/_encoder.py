@@ -5,25 +5,27 @@ without a hard edge. A second feature, `|z| - 0.8`, tells the middle from both e
 values has no middle and goes without. Missing numbers become 0, with an indicator of their own
 where they are frequent enough to tell. Categories become indicators of the frequent hash buckets
 and one for all others. Features are divided by the square root of their number and a constant is
-appended. The model's input guard then scales each row to norm 1; the constant keeps what the norm
-said.
+appended. Columns that vary together are pulled apart, if their covariance could be asked for. The
+model's input guard then scales each row to norm 1; the constant keeps what the norm said.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from clipless.data._channels import decorrelating, noise_radius
 from clipless.data._scaling import Scaling
 
 _CUT = 3.0
 _CONSTANT = 0.25
 _MEAN_DEVIATION = 0.8  # of a standard Gaussian: what |z| is on average
 _MOST_CATEGORIES = 64
+_RIDGE, _NOISE_PART = 1.5, 0.25
 _NOISE_ROOM = 4.0  # a bucket counts as used if it stands this many noise deviations above zero
 
 
@@ -41,6 +43,8 @@ class Encoder:
     """Positions of the numeric columns that have the second feature."""
     rates: Tensor
     """The fraction of rows in which each indicator is on, for scaling."""
+    mix: Tensor | None = None
+    """(features, features), of norm one: decorrelates the features."""
 
     @property
     def features(self) -> int:
@@ -85,13 +89,27 @@ class Encoder:
         features = torch.cat([numeric, _CUT * torch.tanh(switched / _CUT)], 1)
         features = features / math.sqrt(max(features.shape[1], 1))
         constant = features.new_full((len(features), 1), _CONSTANT)
-        return torch.cat([features, constant], 1).float()
+        features = torch.cat([features, constant], 1)
+        return (features if self.mix is None else features @ self.mix).float()
+
+    def decorrelated(self, covariance: Tensor, *, noise: float) -> Encoder:
+        """Return the encoder that also decorrelates, given a noisy covariance of its results.
+
+        One and a half times the mean eigenvalue is added to all, and a part of what noise of
+        standard deviation `noise` in every entry makes of them: directions of little variance are
+        raised, and those of noise alone not far.
+        """
+        size = len(covariance)
+        mean = float(covariance.diagonal().mean().clamp(min=0))
+        added = _RIDGE * mean + _NOISE_PART * noise_radius(noise, size)
+        return replace(self, mix=decorrelating(covariance, added=added))
 
     def lipschitz(self) -> float:
         """How far an encoded row can move, over the move of the row's numbers in units of their
         spreads, (x - centre) / spread; categories and gaps unchanged.
 
-        tanh and the absolute value are 1-Lipschitz, and a column has at most two features.
+        tanh and the absolute value are 1-Lipschitz, a column has at most two features, and what
+        decorrelates them has norm one.
         """
         each = math.sqrt(2) if len(self.folded) else 1.0
         return each / math.sqrt(max(self.features - 1, 1))
@@ -101,6 +119,7 @@ class Encoder:
         return {
             "center": self.center, "spread": self.spread, "indicators": self.indicators,
             "folded": self.folded, "rates": self.rates,
+            **({} if self.mix is None else {"mix": self.mix}),
             **{f"buckets.{column}": kept for column, kept in enumerate(self.buckets)},
         }  # fmt: skip
 
@@ -111,5 +130,5 @@ class Encoder:
         buckets = tuple(parts[f"buckets.{column}"] for column in range(count))
         return cls(
             center=parts["center"], spread=parts["spread"], indicators=parts["indicators"],
-            buckets=buckets, folded=parts["folded"], rates=parts["rates"],
+            buckets=buckets, folded=parts["folded"], rates=parts["rates"], mix=parts.get("mix"),
         )  # fmt: skip

@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clipless._arguments import positive
+from clipless.data._channels import noise_radius
 from clipless.data._scaling import noise_scale, query_noise
+
+_MOST_DECORRELATED = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,8 @@ class TabularRule:
     """Noise multiplier of each of the three queries that scale the columns."""
     label_noise: float
     """Noise multiplier of the class counts, which set the initial bias."""
+    covariance_noise: float
+    """Noise multiplier of the features' covariance, which decorrelates them."""
 
     @classmethod
     def choose(cls, *, rows: int, columns: int, epsilon: float) -> TabularRule:
@@ -62,4 +67,14 @@ class TabularRule:
             product_clip=0.5,
             query_noise=query_noise(rows=rows, columns=columns, epsilon=epsilon),
             label_noise=30.0 * noise_scale(epsilon),
+            covariance_noise=25.0 * noise_scale(epsilon),
         )
+
+    def decorrelates(self, *, rows: int, features: int) -> bool:
+        """Whether a covariance of so many features is worth its price.
+
+        Not if noise would make up a tenth of it or more, and not for so many features that the
+        matrix itself would be a burden.
+        """
+        noise = noise_radius(self.covariance_noise / max(rows, 1), features)
+        return features <= _MOST_DECORRELATED and noise < 0.1

@@ -7,7 +7,7 @@ import torch
 from clipless.data._custody import PrivateRows
 from clipless.errors import BudgetExhaustedError
 from clipless.privacy import Ledger, Relation, epsilon
-from clipless.sklearn import CliplessClassifier, CliplessRegressor
+from clipless.sklearn import CliplessClassifier, CliplessRegressor, TabularRule
 from clipless.training import Trainer
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -78,15 +78,16 @@ def test_choices_depend_on_the_data_through_the_answers_alone(kind, monkeypatch)
     mechanisms allow: whatever is chosen is a function of their answers.
     """
     random = np.random.default_rng(0)
-    first, second = random.normal(size=(80, 3)), 5 * random.normal(size=(80, 3)) + 2
-    y = np.arange(80) % 2
+    # Enough rows for the covariance to be asked for.
+    first, second = random.normal(size=(1600, 3)), 5 * random.normal(size=(1600, 3)) + 2
+    y = np.arange(1600) % 2
     with monkeypatch.context() as patch:
         recorded = Recorded(patch)
         one = choices_before_training(kind(random_state=0), first, y, patch)
     with monkeypatch.context() as patch:
         Recorded(patch, recorded.answers)
         other = choices_before_training(kind(random_state=0), second, y[::-1], patch)
-    assert len(recorded.answers) == (4 if kind is not CliplessRegressor else 3)
+    assert len(recorded.answers) == (5 if kind is not CliplessRegressor else 4)
     if kind is Sneaky:
         with pytest.raises(AssertionError):
             assert_same(one, other)
@@ -103,6 +104,13 @@ def test_everything_is_in_one_ledger_and_within_the_budget(table):
     assert set(labels[4:]) == {"training step"}
     assert fitted.privacy_.epsilon == epsilon(ledger.history(), 1e-4) <= 1.5
     assert ledger.releases == 4 + fitted.n_iter_
+
+
+def test_a_covariance_that_would_be_noise_is_not_asked_for():
+    rule = TabularRule.choose(rows=1000, columns=4, epsilon=1.0)
+    asked = [rows for rows in (100, 1000, 10_000) if rule.decorrelates(rows=rows, features=9)]
+    assert asked == [10_000]
+    assert not rule.decorrelates(rows=10**9, features=5000)  # a matrix of 25 million numbers
 
 
 def test_one_ledger_is_one_budget(table):
