@@ -212,11 +212,14 @@ def plot(rows: list[dict[str, Any]], names: list[str], path: Path) -> None:
                       color=colour, label=method, capsize=2)  # fmt: skip
         seconds = [summary(rows, n, method, "seconds")[0] for n in names]
         right.bar(places + (shift - 0.16) * 3, seconds, 0.36, color=colour, label=method)
-    for axis, title in ((left, "AUROC in %, epsilon = 1"), (right, "seconds of a fit")):
+    for axis, title, free in (
+        (left, "AUROC in %, epsilon = 1", "lower center"),
+        (right, "seconds of a fit", "upper right"),
+    ):
         axis.set_xticks(places, names, rotation=35, ha="right")
         axis.set_title(title)
         axis.grid(axis="y", alpha=0.3)
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=8, loc=free)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
 
