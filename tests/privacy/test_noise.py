@@ -176,3 +176,21 @@ def test_the_system_fills_the_whole_state_of_a_generator():
     assert not states[0][:, 4:].any()
     values = torch.empty(100_000).normal_(generator=generator)
     assert stats.kstest(values.numpy(), "norm").pvalue > 1e-4
+
+
+def test_every_entry_gets_a_draw_of_its_own_in_any_layout():
+    """Noise is laid out like the gradients, so that all are added at once; none is used twice."""
+    shapes = [(4, 3, 3, 3), (5, 7), (6, 4, 3, 3), (2,)]
+    gradients = [torch.zeros(shape) for shape in shapes]
+    gradients[2] = gradients[2].to(memory_format=torch.channels_last)
+    gradients.append(torch.zeros(8, 6)[:, ::2])  # with gaps
+    gradients.append(torch.zeros(3, 5).T)
+    layouts = [gradient.stride() for gradient in gradients]
+    noise = GaussianNoise(seed=1)
+    noise.add_(gradients, [1.0] * len(gradients))
+    drawn = torch.cat([gradient.flatten() for gradient in gradients])
+    assert len(drawn.unique()) == sum(gradient.numel() for gradient in gradients)
+    assert [gradient.stride() for gradient in gradients] == layouts
+    again = [torch.zeros_like(gradient) for gradient in gradients]
+    noise.add_(again, [1.0] * len(again))  # the same shapes, gaps closed
+    assert not set(drawn.tolist()) & set(torch.cat([each.flatten() for each in again]).tolist())

@@ -332,6 +332,19 @@ def test_state_continues_the_same_schedule(sampling):
     assert torch.equal(other.draw(step=4), expected[0])
 
 
+def test_drawing_ahead_changes_no_sample():
+    """Samples are drawn some steps at a time; each still is a function of key and step alone."""
+    sampler = poisson(500, 0.1, seed=3)
+    for step in (0, 1, 2, 40, 41, 5, 5, 17):
+        assert torch.equal(sampler.draw(step=step), poisson(500, 0.1, seed=3).draw(step=step))
+    before = sampler.draw(step=18)
+    sampler.draw(step=19)  # 20 and later ones are drawn already
+    sampler.renew()
+    assert not torch.equal(sampler.draw(step=20), poisson(500, 0.1, seed=3).draw(step=20))
+    sampler.load_state_dict(poisson(500, 0.1, seed=3).state_dict())
+    assert torch.equal(sampler.draw(step=18), before)
+
+
 def test_state_of_another_sampling_is_refused():
     state = poisson(300, 0.1).state_dict()
     with pytest.raises(PrivacyError, match="saved under PoissonSampling"):
