@@ -3,6 +3,8 @@
 `make fuzz` draws the examples of hypothesis anew, and many more of them.
 """
 
+import signal
+
 import pytest
 import torch
 from hypothesis import settings
@@ -10,6 +12,10 @@ from hypothesis import settings
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("fuzz", deadline=None, max_examples=1000)
 settings.load_profile("default")
+
+# Shells start what runs in the background deaf to Ctrl-C, and so would be all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Nearly all tensors here are tiny: a second thread costs more than it brings.
 torch.set_num_threads(1)
