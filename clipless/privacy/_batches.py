@@ -121,7 +121,9 @@ def row_weights(*, rows: int, real: int, device: torch.device) -> torch.Tensor:
 @lru_cache(maxsize=8)
 def _ones_then_zeros(rows: int, device: torch.device) -> torch.Tensor:
     """All weights that batches of so many rows can have, one beside the other."""
-    return torch.cat([torch.ones(rows, device=device), torch.zeros(rows, device=device)])
+    both = torch.zeros(2 * rows, dtype=torch.float32, device=device)
+    both[:rows] = 1
+    return both
 
 
 def count_micro_batches(*, size: int, micro_batch_size: int | None) -> int:
@@ -187,7 +189,7 @@ class ColumnSource:
         gathered = []
         for column in self._columns:
             if column.device not in located:
-                located[column.device] = rows.to(column.device, non_blocking=True)
+                located[column.device] = rows.to(column.device, non_blocking=pinned)
             batch = column.index_select(0, located[column.device])
             if examples < size:  # padding is nobody's data, whatever weight it is given
                 batch.narrow(0, examples, size - examples).zero_()

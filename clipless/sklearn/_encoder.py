@@ -20,6 +20,7 @@ from torch import Tensor
 
 from clipless.data._channels import decorrelating, noise_radius
 from clipless.data._scaling import Scaling
+from clipless.spectral import spectral_norm_bound
 
 _CUT = 3.0
 _CONSTANT = 0.25
@@ -108,11 +109,12 @@ class Encoder:
         """How far an encoded row can move, over the move of the row's numbers in units of their
         spreads, (x - centre) / spread; categories and gaps unchanged.
 
-        tanh and the absolute value are 1-Lipschitz, a column has at most two features, and what
-        decorrelates them has norm one.
+        tanh and the absolute value are 1-Lipschitz, and a column has at most two features; the norm
+        of what decorrelates them is certified.
         """
         each = math.sqrt(2) if len(self.folded) else 1.0
-        return each / math.sqrt(max(self.features - 1, 1))
+        mixed = 1.0 if self.mix is None else float(spectral_norm_bound(self.mix))
+        return each * mixed / math.sqrt(max(self.features - 1, 1))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the parts, for saving."""

@@ -18,7 +18,7 @@ from clipless.sklearn._encoder import Encoder
 from clipless.sklearn._rule import TabularRule
 from clipless.sklearn._table import Schema
 
-_FORMAT = "clipless-estimator-1"
+_FORMAT = "clipless-estimator-2"
 
 
 def save(estimator: CliplessEstimator, path: str | os.PathLike[str]) -> None:

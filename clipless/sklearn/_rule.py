@@ -13,6 +13,7 @@ from clipless.data._channels import noise_radius
 from clipless.data._scaling import noise_scale, query_noise
 
 _MOST_DECORRELATED = 1024
+"""Features whose covariance is asked for: a matrix of 8 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from clipless.errors import PrivacyError
+from clipless.privacy._batches import row_weights
 from clipless.privacy._collate import without_examples
 from clipless.privacy._loader import PrivateLoader
 from clipless.privacy._mechanism import FixedSizeSampling, FullBatch, PoissonSampling
@@ -743,3 +744,13 @@ def test_a_data_set_that_changed_is_refused(workers):
         list(iteration)
     with pytest.raises(PrivacyError, match="has 61 examples"):
         next(iter(loader))
+
+
+def test_weights_of_rows_are_float32_whatever_the_default():
+    torch.set_default_dtype(torch.float64)
+    try:
+        weights = row_weights(rows=37, real=20, device=torch.device("cpu"))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert weights.dtype == torch.float32
+    assert weights.tolist() == [1.0] * 20 + [0.0] * 17
