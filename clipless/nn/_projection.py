@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clipless._graphs import Habit
 from clipless.spectral import Certificate, Constraint, project_together
 
 
@@ -38,12 +39,12 @@ class Projection:
             rounds[taken[index]].append((index, constraint))
             taken[index] += 1
         self._rounds = [_groups(self.parameters, members) for members in rounds]
-        self._replay = _Replay()
+        self._habit = Habit()
         self._function: Callable[..., Sequence[Tensor]] = self._plain
 
     def compute_by(self, function: Callable[..., Sequence[Tensor]]) -> None:
         """Let `apply` compute by `function(*weights)`, which must return what a call returns."""
-        self._function, self._replay = function, _Replay()
+        self._function, self._habit = function, Habit()
 
     @property
     def computes_itself(self) -> bool:
@@ -72,64 +73,10 @@ class Projection:
     def apply(self) -> None:
         """Project the parameters, in place."""
         if self.parameters:
-            self._replay.run(self._write, [parameter.detach() for parameter in self.parameters])
+            self._habit.run(self._write, [parameter.detach() for parameter in self.parameters])
 
     def _write(self, parameters: list[Tensor]) -> None:
         torch._foreach_copy_(parameters, list(self._function(*parameters)))
-
-
-class _Replay:
-    """In-place work on tensors on a GPU, recorded as a CUDA graph once it has become a habit.
-
-    Most of what a small kernel costs is its launch. A replay launches all of them at once.
-    """
-
-    def __init__(self) -> None:
-        self._addresses: tuple[int, ...] = ()
-        self._times = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    def run(self, work: Callable[[list[Tensor]], None], tensors: list[Tensor]) -> None:
-        """Do `work` on `tensors`."""
-        if not _may_record(tensors):
-            work(tensors)
-            return
-        addresses = tuple(tensor.data_ptr() for tensor in tensors)
-        if addresses != self._addresses:  # a graph is tied to the memory it was recorded on
-            self._addresses, self._times, self._graph = addresses, 0, None
-        self._times += 1
-        if self._times == 3:
-            self._graph = _record(work, tensors)
-        if self._graph is None:
-            work(tensors)
-            return
-        self._graph.replay()
-        for tensor in tensors:  # autograd has not seen that they changed
-            torch.autograd.graph.increment_version(tensor)
-
-
-def _may_record(tensors: list[Tensor]) -> bool:
-    if torch.compiler.is_compiling() or any(not tensor.is_cuda for tensor in tensors):
-        return False
-    one_device = len({tensor.device for tensor in tensors}) == 1
-    return one_device and not torch.cuda.is_current_stream_capturing()
-
-
-def _record(
-    work: Callable[[list[Tensor]], None], tensors: list[Tensor]
-) -> torch.cuda.CUDAGraph | None:
-    graph = torch.cuda.CUDAGraph()
-    # torch keeps the scratch memory of products for the next ones on the same stream. What a graph
-    # uses must be its own: memory of an earlier graph is gone with that graph.
-    torch._C._cuda_clearCublasWorkspaces()
-    try:
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            work(tensors)
-    except RuntimeError:  # a constraint of the user's own looks at values, say
-        return None
-    finally:
-        torch._C._cuda_clearCublasWorkspaces()
-    return graph
 
 
 @torch.no_grad()

@@ -10,15 +10,19 @@ from torch import Tensor
 
 from clipless.bounds._shapes import is_rehearsing
 from clipless.errors import PrivacyError
+from clipless.losses import Loss, PerExample
+from clipless.privacy import _compile
 from clipless.privacy._compile import (
     GRAPH_MODES,
     Compiled,
     compiled_criterion,
     compiled_model,
+    kept_bytes,
     uncompilable,
 )
 from clipless.privacy._guards import call_of, limit_of, settled
 from clipless.privacy._inspection import weights_on
+from clipless.privacy._recorded import Recorded, RecordedPasses
 from clipless.privacy._sampling import largest_sample
 
 if TYPE_CHECKING:
@@ -34,24 +38,55 @@ class CompiledCalls:
 
     def __init__(self, session: TrainingSession, *, backend: str, mode: str | None) -> None:
         self._session = session
-        fixed = session.loader.rows is not None
-        graphs = mode is None and fixed and backend == "inductor" and session.on_cuda
+        self._fixed = session.loader.rows is not None
         if mode in GRAPH_MODES:
             _check_one_batch(session, mode)
+        self._graphs = (
+            (mode is None or mode in GRAPH_MODES)
+            and self._fixed and session.on_cuda and _is_one_batch(session)
+        )  # fmt: skip
+        self._whatever_size = mode in GRAPH_MODES
         reason = uncompilable(session.model)
         self._forward: Compiled | None = None
+        self._passes: RecordedPasses | None = None
         self._losses: Compiled | None = None
         if reason is not None:
             warnings.warn(f"the model runs uncompiled: {reason}.", stacklevel=4)
         else:
-            self._forward = compiled_model(
-                session.model, session._trainable, precision=session.plan.precision,
-                backend=backend, mode=mode, fixed=fixed, graphs=graphs and _is_one_batch(session),
-            )  # fmt: skip
-            session.model._compiled_call_impl = self._call_model
+            self._compile_model(backend, mode)
         if session.on_accelerator:  # elsewhere labels are read and checked, which is worth more
-            self._losses = compiled_criterion(session.criterion, backend=backend, fixed=fixed)
-            session.criterion._compiled_call_impl = self._call_criterion
+            self._compile_criterion(backend)
+
+    def _compile_model(self, backend: str, mode: str | None) -> None:
+        session = self._session
+        forward = compiled_model(
+            session.model, session._trainable, precision=session.plan.precision,
+            backend=backend, mode=GRAPH_MODES.get(mode, mode), fixed=self._fixed,
+        )  # fmt: skip
+
+        def pays(*inputs: Any) -> bool:
+            if not self._graphs or not forward.works:
+                return False
+            kept = 0.0 if self._whatever_size else kept_bytes(forward.plain, inputs)
+            return kept <= _compile.GRAPHED_BYTES
+
+        self._forward = forward
+        self._passes = RecordedPasses(
+            forward, session._trainable, wanted=pays, parts=session._guard.parts,
+            tensors=session._guard.tensors,
+        )  # fmt: skip
+        session.model._compiled_call_impl = self._call_model
+
+    def _compile_criterion(self, backend: str) -> None:
+        criterion = self._session.criterion
+        losses = compiled_criterion(criterion, backend=backend, fixed=self._fixed)
+        self._losses = losses
+        self._criterion = Recorded(
+            losses, name="the criterion", parts=lambda: list(vars(criterion).values()),
+            # A function of the user's own may read what changes from step to step.
+            wanted=lambda *_: self._graphs and losses.works and is_our_own(criterion),
+        )  # fmt: skip
+        criterion._compiled_call_impl = self._call_criterion
 
     def remove(self) -> None:
         """Let model and criterion be called as usual again."""
@@ -70,19 +105,19 @@ class CompiledCalls:
     @property
     def uses_graphs(self) -> bool:
         """Whether the model's passes are launched as CUDA graphs."""
-        return self._forward is not None and self._forward.graphs
+        return self._passes is not None and bool(self._passes.active)
 
     def _call_model(self, *inputs: Any, **options: Any) -> Any:
         session, model = self._session, self._session.model
         if options or is_rehearsing() or not (model.training and torch.is_grad_enabled()):
             return model._call_impl(*inputs, **options)
-        assert self._forward is not None
+        assert self._passes is not None
         session._before_forward(model, inputs)
-        output = None
+        output, pull = None, None
         try:
-            output = self._forward(*inputs)
+            output, pull = self._passes(*inputs)
         finally:
-            seen = session._after_forward(model, inputs, output)
+            seen = session._after_forward(model, inputs, output, pull)
         return seen
 
     def _call_criterion(self, *arguments: Any, **options: Any) -> Any:
@@ -90,15 +125,20 @@ class CompiledCalls:
         call = call_of(arguments[0]) if arguments and torch.is_grad_enabled() else None
         if options or call is None or call.session is not session:
             return criterion._call_impl(*arguments, **options)  # type: ignore[no-untyped-call]
-        assert self._losses is not None
         session._enter_criterion(criterion, arguments)
-        loss, cotangents = self._losses(
+        loss, cotangents = self._criterion(
             arguments[0].detach(), arguments[1], weights_on(call.sample, arguments[0].device),
             session.plan.loss_divisor, limit_of(session),
         )  # fmt: skip
         session._leave_criterion(call)
         result: Tensor = settled(call, loss, cotangents)
         return result
+
+
+def is_our_own(criterion: Loss) -> bool:
+    """Whether a loss is computed by nothing but what this library brings."""
+    known = type(criterion).__module__.startswith("clipless.losses.")
+    return known and not isinstance(criterion, PerExample)
 
 
 def _is_one_batch(session: TrainingSession) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clipless.errors import PrivacyError
+from clipless.privacy._recorded import Pull
 
 
 class Gradients:
@@ -52,7 +53,9 @@ class Gradients:
                 "the private loss may be differentiated, and gradients cannot be edited."
             )
 
-    def add_backward(self, output: Tensor, cotangents: Tensor, sums: dict[int, Tensor]) -> None:
+    def add_backward(
+        self, output: Tensor, pull: Pull | None, cotangents: Tensor, sums: dict[int, Tensor]
+    ) -> None:
         """Run the backward pass of `output` and add the gradients to `sums`, by their place.
 
         Also if it is interrupted, nobody gets to see gradients without noise.
@@ -60,15 +63,21 @@ class Gradients:
         try:
             self.drop()
             with _without_casts(output.device.type):
-                rounded = cotangents.to(output.dtype)
-                torch.autograd.backward(output, rounded, inputs=self._inputs)
-            for index, parameter in enumerate(self._trainable):
-                if parameter.grad is None:
+                found = (pull or self._pull_by_autograd(output))(cotangents.to(output.dtype))
+            for index, gradient in enumerate(found):
+                if gradient is None:
                     continue
                 known = sums.get(index)
-                sums[index] = parameter.grad if known is None else known.add_(parameter.grad)
+                sums[index] = gradient if known is None else known.add_(gradient)
         finally:
             self.drop()
+
+    def _pull_by_autograd(self, output: Tensor) -> Pull:
+        def pull(cotangents: Tensor) -> list[Tensor | None]:
+            torch.autograd.backward(output, cotangents, inputs=self._inputs)
+            return [parameter.grad for parameter in self._trainable]
+
+        return pull
 
 
 def _without_casts(device: str) -> contextlib.AbstractContextManager[object]:

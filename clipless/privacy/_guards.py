@@ -20,6 +20,7 @@ from clipless.privacy._inspection import may_be_read
 
 if TYPE_CHECKING:
     from clipless.privacy._batches import StepSample
+    from clipless.privacy._recorded import Pull
     from clipless.privacy._session import TrainingSession
 
 
@@ -42,6 +43,8 @@ class ForwardCall:
     session: TrainingSession
     output: Tensor
     """The model's output, with the graph that leads to the parameters."""
+    pull: Pull | None
+    """The way to the parameters where autograd does not know it."""
     sample: StepSample
     """The batch that went in."""
     structure: tuple[Any, ...] = field(repr=False)

@@ -72,6 +72,14 @@ class ModelGuard:
         with self._uncovered():
             return self._watch.structure()
 
+    def parts(self) -> list[object]:
+        """Something that is another object as soon as anything about the model has changed."""
+        return self._watch.parts()
+
+    def tensors(self) -> list[Tensor]:
+        """The model's parameters and buffers."""
+        return self._watch.tensors()
+
     def _uncovered(self) -> contextlib.AbstractContextManager[None]:
         """Look at a sharded model as at any other."""
         return contextlib.nullcontext() if self._sharded is None else uncovered(self._model)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clipless._graphs import Habit
 from clipless.errors import ConstraintError
 from clipless.nn._base import AffineModule
-from clipless.nn._projection import _Replay
 from clipless.privacy._precision import UNITS, WEIGHT_ROOM, largest_rank
 from clipless.spectral._bounds import UNIT, gram_iteration
 from clipless.spectral._constraints import ConvolutionBall, Orthogonal, SpectralBall
@@ -44,11 +44,11 @@ class RoundedWeights:
             key = (module._weight_constraint(), module.weight.shape, _scale(module))
             groups[key, module.weight.device].append(module)
         self._groups = [(key[0], members) for key, members in groups.items()]
-        self._replay = _Replay()
+        self._habit = Habit()
 
     def restore(self) -> None:
         """Shrink the weights, in place, whose rounded values are not proved to have their norm."""
-        self._replay.run(self._shrink, [m.weight.detach() for _, ms in self._groups for m in ms])
+        self._habit.run(self._shrink, [m.weight.detach() for _, ms in self._groups for m in ms])
 
     @torch.no_grad()
     def _shrink(self, tensors: list[Tensor]) -> None:

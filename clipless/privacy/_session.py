@@ -62,6 +62,7 @@ from clipless.privacy._model_guard import ModelGuard
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._plan import Plan
 from clipless.privacy._precision import arithmetic_slack
+from clipless.privacy._recorded import Pull
 from clipless.privacy._step import StepProgress, step_without_batch
 from clipless.privacy._step_book import StepBook
 
@@ -233,14 +234,18 @@ class TrainingSession:
                 self._guard.begin_casts()
         self._inside_forward = True
 
-    def _after_forward(self, model: nn.Module, inputs: Any, output: Any) -> Tensor | None:
+    def _after_forward(
+        self, model: nn.Module, inputs: Any, output: Any, pull: Pull | None = None
+    ) -> Tensor | None:
         self._inside_forward = False
         self._guard.end_casts()
         if output is None or not torch.is_grad_enabled() or not model.training:
             return None
         check_output(output)
         sample = self._sample_behind(inputs)
-        call = ForwardCall(session=self, output=output, sample=sample, structure=self._structure)
+        call = ForwardCall(
+            session=self, output=output, pull=pull, sample=sample, structure=self._structure
+        )  # fmt: skip
         return cut_off(call)
 
     def _sample_behind(self, inputs: tuple[Any, ...]) -> StepSample:
@@ -352,7 +357,7 @@ class TrainingSession:
             raise refusals.two_threads()
         try:
             self._gradients.check_own()
-            self._gradients.add_backward(call.output, cotangents, progress.gradients)
+            self._gradients.add_backward(call.output, call.pull, cotangents, progress.gradients)
             progress.delivered += 1
         finally:
             call.output = call.output.detach()  # the graph behind it has done its work

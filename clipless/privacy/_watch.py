@@ -48,6 +48,14 @@ class ModelWatch:
             self._look_closely()
         return self._structure
 
+    def parts(self) -> list[object]:
+        """One object, and another one whenever anything about the model has changed."""
+        return [self._seen]
+
+    def tensors(self) -> list[Tensor]:
+        """The model's parameters and buffers, as of the last look at its structure."""
+        return self._seen.tensors
+
     def _look_closely(self) -> None:
         structure = structure_of(self._model, numbers=True)
         if structure != self._structure:
@@ -81,6 +89,7 @@ class _Snapshot:
             if buffer is not None
         ]
         self._contents = [_contents(*each) for each in self._buffers]
+        self.tensors = [*self._parameters, *(buffer for buffer, _ in self._buffers)]
         # Lists, tensors and other things that can change and stay the object they are.
         self._inner = [
             (value, _frozen(value))

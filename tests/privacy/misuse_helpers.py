@@ -108,13 +108,13 @@ def gradients_of(model):
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def expected_gradients(run, x, y, sample=None):
+def expected_gradients(run, x, y, sample=None, tau=1.0):
     """What plain PyTorch gives for the cross-entropy of a batch, without its padding."""
     sample = sample or getattr(x, "_clipless_sample", None)
     real = len(x) if sample is None else len(sample.indices)
     plain = copy.deepcopy(run.model).train()
     plain.zero_grad()
-    loss = F.cross_entropy(plain(x.detach()[:real]), y[:real], reduction="sum")
+    loss = F.cross_entropy(tau * plain(x.detach()[:real]), y[:real], reduction="sum") / tau
     (loss / run.engine.plan.expected_batch_size).backward()
     return gradients_of(plain)
 

@@ -20,7 +20,6 @@ from clipless.errors import CliplessError, ConstraintError, PrivacyError
 from clipless.nn import prepare_projection
 from clipless.privacy._compile import (
     Compiled,
-    compiled_model,
     compiled_projection,
     guarded_losses,
     kept_bytes,
@@ -229,29 +228,6 @@ def test_what_a_pass_keeps_is_told_from_a_few_rows():
     kept = kept_bytes(lambda x: second(first(x).square()), [torch.randn(50, 6)])
     assert kept == 50 * 4 * (6 + 4 + 4)  # the square keeps its input as well
     assert kept_bytes(first, [torch.randn(1, 6)]) == 0.0
-
-
-@pytest.mark.parametrize(("most", "expected"), [(1e9, "reduce-overhead"), (1.0, None)])
-def test_graphs_are_for_passes_that_keep_little(monkeypatch, most, expected):
-    """Their memory is reserved for them, and large passes need no help with being launched."""
-    chosen = []
-
-    def compile(function, *, mode, **options):
-        chosen.append(mode)
-        return function
-
-    monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr("clipless.privacy._compile.GRAPHED_BYTES", most)
-    model = mlp()
-    run = compiled_model(
-        model, list(model.parameters()), precision="float32", backend="inductor", mode=None,
-        fixed=True, graphs=True,
-    )  # fmt: skip
-    assert not chosen  # nothing is known before the first batch
-    x = torch.randn(20, 6)
-    torch.testing.assert_close(run(x), model(x))
-    assert chosen == [expected]
-    assert run.graphs == (expected is not None)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
