@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clipless._kernels import kernels_for
+from clipless._layout import dense
 from clipless._watched import watched
+
+_LONGEST_ROW = 1 << 14
 
 
 def scale_into_ball(rows: Tensor, radius: float) -> Tensor:
@@ -23,6 +27,32 @@ def scale_into_ball(rows: Tensor, radius: float) -> Tensor:
 def scale_to_sphere(rows: Tensor, radius: float) -> Tensor:
     """Return `x * radius / ||x||` for every example x of a batch of any shape; zero stays zero."""
     return _scale(rows, radius, sphere=True)
+
+
+def guarded(rows: Tensor, radius: float, *, sphere: bool = False) -> Tensor:
+    """Return the rows made finite (other entries become zeros), in the ball or on the sphere.
+
+    Finite rows inside the ball are returned bit for bit.
+    """
+    if _by_one_kernel(rows):
+        kernels = kernels_for(rows)
+        if kernels is not None:
+            rows = dense(rows)
+            kernels.guard(rows, result := torch.empty_like(rows), radius, sphere)
+            return result
+    finite = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
+    return _scale(finite, radius, sphere=sphere)
+
+
+def _by_one_kernel(rows: Tensor) -> bool:
+    """Whether nobody looks on, and a row fits into the registers of a multiprocessor."""
+    return (
+        not watched(rows)
+        and rows.dtype == torch.float32
+        and rows.ndim > 1
+        and 0 < rows.numel() <= rows.shape[0] * _LONGEST_ROW
+        and not (torch.is_grad_enabled() and rows.requires_grad)
+    )
 
 
 def _scale(rows: Tensor, radius: float, *, sphere: bool) -> Tensor:

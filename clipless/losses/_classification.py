@@ -58,8 +58,8 @@ class CrossEntropy(Loss):
         member = class_membership("CrossEntropy", output, target)
         # The loss does not depend on a common shift; this one keeps tau * output from overflowing.
         shifted = output - output.amax(dim=1, keepdim=True).detach()
-        normaliser = torch.logsumexp(self.tau * shifted, dim=1, keepdim=True) / self.tau
-        return torch.where(member, normaliser - shifted, 0.0).sum(dim=1)
+        logarithms = F.log_softmax(self.tau * shifted, dim=1)
+        return torch.where(member, logarithms, 0.0).sum(dim=1) / -self.tau
 
     def extra_repr(self) -> str:
         """Describe the settings inside the module's printed form."""

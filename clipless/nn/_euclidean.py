@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clipless._kernels import kernels_for
+from clipless._layout import dense, layout_of
 from clipless._watched import compiled, watched
-from clipless.nn._kernels import kernels_for
 from clipless.nn._parts import in_parts
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -109,12 +110,12 @@ class WindowNorms:
         kernels = kernels_for(x)
         size = [n // k for n, k in zip(x.shape[2:], self.kernel, strict=True)]
         norms = torch.empty(
-            (*x.shape[:2], *size), dtype=x.dtype, device=x.device, memory_format=_format(x)
+            (*x.shape[:2], *size), dtype=x.dtype, device=x.device, memory_format=layout_of(x)
         )
         if kernels is not None:
             kernels.pool(x, norms, self.kernel, _negligible(x.dtype))
             return norms
-        planes, targets = _planes(x.detach(), norms, layout=_format(x))
+        planes, targets = _planes(x.detach(), norms, layout=layout_of(x))
         rows, columns = self._lines(x)
         lines = [planes[:, row] for row in rows]
 
@@ -140,15 +141,15 @@ class WindowNorms:
         kernels = kernels_for(x)
         gradient = torch.empty_like(x)
         if kernels is not None:
-            cotangent = cotangent.contiguous(memory_format=_format(x))
+            cotangent = cotangent.contiguous(memory_format=layout_of(x))
             kernels.spread(x, norms, cotangent, gradient, self.kernel)
             return gradient
         height, width = (n - n % k for n, k in zip(x.shape[2:], self.kernel, strict=True))
         gradient[:, :, height:] = 0
         gradient[:, :, :, width:] = 0
-        cotangent = cotangent.contiguous(memory_format=_format(x))
+        cotangent = cotangent.contiguous(memory_format=layout_of(x))
         planes, targets, norms, cotangent = _planes(
-            x, gradient, norms, cotangent, layout=_format(x)
+            x, gradient, norms, cotangent, layout=layout_of(x)
         )
         rows, columns = self._lines(x)
         cells = [(planes[:, i, j], targets[:, i, j]) for i in rows for j in columns]
@@ -212,17 +213,6 @@ class GlobalNorms:
         """Every entry of x times `cotangent / norm`."""
         ratio = _ratio(cotangent, norms)
         return (x * ratio.reshape(*ratio.shape, *([1] * (x.ndim - 2)))).to(x.dtype)
-
-
-def dense(x: Tensor) -> Tensor:
-    """Return `x` without gaps in memory: itself, unless it is a part of something larger."""
-    return x if _format(x) == torch.channels_last else x.contiguous()
-
-
-def _format(x: Tensor) -> torch.memory_format:
-    last = torch.channels_last
-    images = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=last)
-    return last if images else torch.contiguous_format
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless._arguments import positive
-from clipless._geometry import scale_into_ball
+from clipless._geometry import guarded
 from clipless.nn._adaptive import ExceedanceCount, FollowQuantile
 
 
@@ -92,5 +92,4 @@ def clip_rows(rows: Tensor, norm: float) -> Tensor:
 
     A finite row within the norm is returned bit for bit.
     """
-    finite = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
-    return scale_into_ball(finite, norm)
+    return guarded(rows, norm)

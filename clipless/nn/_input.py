@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from clipless._arguments import positive
-from clipless._geometry import scale_into_ball, scale_to_sphere
+from clipless._geometry import guarded
 
 
 class BoundedInput(nn.Module):
@@ -35,9 +34,7 @@ class BoundedInput(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, ...) -> the same shape, every example of norm at most `norm`."""
-        finite = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
-        scale = scale_into_ball if self.mode == "clip" else scale_to_sphere
-        return scale(finite, self.norm)
+        return guarded(x, self.norm, sphere=self.mode == "sphere")
 
     def extra_repr(self) -> str:
         """The arguments, for printing."""

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from clipless._kernels import kernels_for
+from clipless._layout import dense
 from clipless._watched import compiled, watched
-from clipless.nn._euclidean import dense
-from clipless.nn._kernels import kernels_for
 from clipless.nn._parts import in_parts
 
 

@@ -5,12 +5,14 @@ import importlib
 import pytest
 import torch
 
+from clipless import _geometry, _kernels
 from clipless import nn as lip
-from clipless.nn import _euclidean, _kernels, _pairs
+from clipless.nn import _euclidean, _pairs
 from tests.nn.saved import gradient, saved_bytes
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+ROWS = [(33, 3, 32, 32), (7, 10), (5, 1), (4, 16384), (3, 16385)]
 IMAGES = [(64, 32, 32, 32), (3, 6, 13, 11), (4, 10, 1, 1), (2, 4, 1, 1030), (5, 8, 2, 2)]
 
 
@@ -37,7 +39,7 @@ def test_what_cannot_be_loaded_is_said_once(monkeypatch):
 
 
 def test_the_file_can_be_read_without_triton():
-    assert importlib.import_module("clipless.nn._triton").sort_pairs.__doc__
+    assert importlib.import_module("clipless._triton").sort_pairs.__doc__
 
 
 def images(shape, dtype, layout):
@@ -85,6 +87,43 @@ def test_pooling(shape, dtype, layout, kernel):
     assert (found.double() - slope).norm() <= tolerance * slope.norm()
     assert torch.equal(found[0], torch.zeros_like(found[0]))
     assert found.stride() == x.stride()
+
+
+@gpu
+@pytest.mark.parametrize("sphere", [False, True])
+@pytest.mark.parametrize(
+    "shape", [(33, 3, 32, 32), (7, 10), (5, 1), (4, 16384), (3, 16385)], ids=str
+)
+def test_guarding(shape, sphere):
+    rows = torch.randn(shape, device="cuda")
+    length = rows[0].norm()
+    rows *= (torch.rand(shape[0], device="cuda") * 2).view(-1, *[1] * (len(shape) - 1))
+    rows[0] *= 1e-3
+    rows[1], rows[2] = 0, rows[2] * 1e30
+    rows[-1].view(-1)[-1] = float("nan")
+    if shape[0] > 4:
+        rows[3], rows[4] = rows[3] * 1e-30, float("-inf")
+    radius = float(length)
+    found = _geometry.guarded(rows, radius, sphere=sphere)
+    finite = torch.nan_to_num(rows.double(), 0.0, 0.0, 0.0)
+    expected = _geometry._scale(finite, radius, sphere=sphere)
+    torch.testing.assert_close(found.double(), expected, rtol=3e-6, atol=1e-30)
+    assert found.flatten(1).double().norm(dim=1).max() <= radius * (1 + 1e-6)
+    if not sphere:  # bit for bit
+        assert torch.equal(found[0], rows[0])
+
+
+@gpu
+def test_kernels_are_chosen_by_what_they_were_compiled_for():
+    """A kernel for addresses and sizes that are multiples of 16 must not get others."""
+    memory = torch.randn(4 * 64 * 64 + 8, device="cuda")
+    for begin in (0, 1, 2, 4, 0, 3):
+        for size in (64, 61, 64, 62, 16):
+            x = memory[begin : begin + 4 * size * 64].view(4, 64, size)
+            assert torch.equal(lip.GroupSort(2)(x), _pairs._plain(x, 1, False))
+            rows = memory[begin : begin + size * 33].view(size, 33)
+            guarded = _geometry.guarded(rows, 3.0)
+            torch.testing.assert_close(guarded, _geometry.scale_into_ball(rows, 3.0))
 
 
 @gpu

@@ -1,17 +1,14 @@
 # mypy: ignore-errors
 """GPU kernels in Triton: one pass over memory where torch's operators take several.
 
-Imported on first use on a GPU, and only then (`clipless.nn._kernels`). Every kernel has a twin made
+Imported on first use on a GPU, and only then (`clipless._kernels`). Every kernel has a twin made
 of torch operators, which is what the tests on the CPU run and the tests on a GPU compare with.
 """
-
-import contextlib
 
 import torch
 from torch import Tensor
 
 try:
-    import triton
     from triton import jit
     from triton import language as tl
     from triton.language import constexpr
@@ -141,46 +138,69 @@ def _spread(
     tl.store(gradient + index, (entry * ratio).to(gradient.dtype.element_ty), mask=inside)
 
 
+@jit
+def _guard(x, guarded, size, radius, sphere: constexpr, block: constexpr):
+    row = tl.program_id(0).to(tl.int64) * size
+    place = tl.arange(0, block)
+    inside = place < size
+    entry = tl.load(x + row + place, mask=inside, other=0.0)
+    entry = tl.where(tl.abs(entry) < float("inf"), entry, 0.0)  # which NaN is not
+    largest = tl.max(tl.abs(entry), 0)
+    if sphere:
+        scale = tl.where(largest > 0.0, largest, 1.0)
+        least = 0.0
+    else:
+        scale = tl.maximum(largest, radius)
+        least = tl.div_rn(radius, scale)
+        least = least * least
+    unit = tl.div_rn(entry, tl.broadcast_to(scale, (block,)))
+    energy = tl.sum(unit * unit, 0)
+    moved = energy > least
+    factor = tl.div_rn(radius, tl.sqrt_rn(tl.where(moved, energy, 1.0)))
+    tl.store(guarded + row + place, tl.where(moved, unit * factor, entry), mask=inside)
+
+
 def sort_pairs(
     x: Tensor, ordered: Tensor, swapped: Tensor | None, inner: int, descending: bool
 ) -> None:
     """Write the sorted pairs of `x`, members `inner` entries apart, and which were swapped."""
     count = x.numel() // (2 * inner)
     mark = swapped is not None
-    marks = swapped.view(torch.uint8) if mark else x
-    with _on_device_of(x):
-        if inner == 1:
-            grid = (triton.cdiv(count, _BLOCK),)
-            _sort_neighbours[grid](x, ordered, marks, x.numel(), descending, mark, _BLOCK)
-        else:
-            rows, columns = _tile(inner)
-            grid = (triton.cdiv(count, rows), triton.cdiv(inner, columns))
-            _sort_rows[grid](x, ordered, marks, count, inner, descending, mark, rows, columns)
+    tensors = (x, ordered, swapped.view(torch.uint8) if mark else x)
+    if inner == 1:
+        _launch(
+            _sort_neighbours, (_parts(count, _BLOCK),), tensors, (x.numel(),),
+            (descending, mark, _BLOCK),
+        )  # fmt: skip
+    else:
+        rows, columns = _tile(inner)
+        _launch(
+            _sort_rows, (_parts(count, rows), _parts(inner, columns)), tensors, (count, inner),
+            (descending, mark, rows, columns),
+        )  # fmt: skip
 
 
 def swap_pairs(x: Tensor, exchanged: Tensor, swapped: Tensor, inner: int) -> None:
     """Write `x` with the members of marked pairs exchanged."""
     count = x.numel() // (2 * inner)
-    marks = swapped.view(torch.uint8)
-    with _on_device_of(x):
-        if inner == 1:
-            grid = (triton.cdiv(count, _BLOCK),)
-            _swap_neighbours[grid](x, exchanged, marks, x.numel(), _BLOCK)
-        else:
-            rows, columns = _tile(inner)
-            grid = (triton.cdiv(count, rows), triton.cdiv(inner, columns))
-            _swap_rows[grid](x, exchanged, marks, count, inner, rows, columns)
+    tensors = (x, exchanged, swapped.view(torch.uint8))
+    if inner == 1:
+        _launch(_swap_neighbours, (_parts(count, _BLOCK),), tensors, (x.numel(),), (_BLOCK,))
+    else:
+        rows, columns = _tile(inner)
+        _launch(
+            _swap_rows, (_parts(count, rows), _parts(inner, columns)), tensors, (count, inner),
+            (rows, columns),
+        )  # fmt: skip
 
 
 def pool(x: Tensor, pooled: Tensor, kernel: tuple[int, int], negligible: float) -> None:
     """Write the Euclidean norms of the windows that tile `x` (batch, channels, height, width)."""
     total = pooled.numel()
-    grid = (triton.cdiv(total, _BLOCK),)
-    with _on_device_of(x):
-        _pool[grid](
-            x, pooled, total, *_sizes(x, pooled), negligible,
-            *kernel, x.numel() >= 1 << 31, _BLOCK,
-        )  # fmt: skip
+    _launch(
+        _pool, (_parts(total, _BLOCK),), (x, pooled), (total, *_sizes(x, pooled), negligible),
+        (*kernel, x.numel() >= 1 << 31, _BLOCK),
+    )  # fmt: skip
 
 
 def spread(
@@ -188,19 +208,51 @@ def spread(
 ) -> None:
     """Write the gradient of `x` from its windows' norms and their cotangents."""
     total = x.numel()
-    grid = (triton.cdiv(total, _BLOCK),)
-    with _on_device_of(x):
-        _spread[grid](
-            x, pooled, cotangent, gradient, total, *_sizes(x, pooled),
-            *kernel, total >= 1 << 31, _BLOCK,
-        )  # fmt: skip
+    _launch(
+        _spread, (_parts(total, _BLOCK),), (x, pooled, cotangent, gradient),
+        (total, *_sizes(x, pooled)), (*kernel, total >= 1 << 31, _BLOCK),
+    )  # fmt: skip
 
 
-def _on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
-    """Launches go to the current device, which nearly always is the right one already."""
-    if x.get_device() == torch.cuda.current_device():
-        return contextlib.nullcontext()
-    return torch.cuda.device(x.device)
+def guard(x: Tensor, guarded: Tensor, radius: float, sphere: bool) -> None:
+    """Write the examples of `x`, made finite, in the ball or on the sphere of a radius."""
+    size = x.numel() // x.shape[0]
+    block = 1 << (size - 1).bit_length()
+    _launch(_guard, (x.shape[0],), (x, guarded), (size, float(radius)), (sphere, block))
+
+
+_COMPILED = {}
+
+
+def _launch(kernel, grid, tensors, numbers, constants) -> None:
+    """Launch a kernel, of which there is one for each kind of arguments.
+
+    Triton compiles for constants, types, and whether sizes and addresses are multiples of 16. It
+    finds out which of its kernels that is at every launch, in more time than most kernels take.
+    """
+    device = tensors[0].get_device()
+    if device != torch.cuda.current_device():  # launches go to the current one
+        with torch.cuda.device(device):
+            _launch(kernel, grid, tensors, numbers, constants)
+        return
+    key = (id(kernel), device, constants, *map(_kind, tensors), *map(_kind_of_number, numbers))
+    compiled = _COMPILED.get(key)
+    if compiled is None:
+        _COMPILED[key] = kernel[grid](*tensors, *numbers, *constants)
+    else:
+        compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *constants)
+
+
+def _kind(tensor: Tensor) -> tuple:
+    return tensor.dtype, tensor.data_ptr() % 16 == 0
+
+
+def _kind_of_number(number: float) -> object:
+    return float if type(number) is float else (number % 16 == 0, number == 1, number >> 31 > 0)
+
+
+def _parts(total: int, size: int) -> int:
+    return -(-total // size)
 
 
 def _sizes(x: Tensor, pooled: Tensor) -> tuple[int, int, int, int, int]:
@@ -211,5 +263,5 @@ def _sizes(x: Tensor, pooled: Tensor) -> tuple[int, int, int, int, int]:
 
 def _tile(inner: int) -> tuple[int, int]:
     """Rows and columns of a block."""
-    columns = min(256, triton.next_power_of_2(inner))
+    columns = min(256, 1 << (inner - 1).bit_length())
     return _BLOCK // columns, columns
