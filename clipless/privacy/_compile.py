@@ -162,7 +162,7 @@ def _kept_for(run: Run, inputs: Sequence[Any], rows: int) -> int:
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # an operator that keeps its own result would keep itself alive
 
     few = [each[:rows].clone() if isinstance(each, Tensor) else each for each in inputs]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

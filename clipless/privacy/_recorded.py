@@ -7,6 +7,7 @@ somebody kept of one step must not turn into something of the next one, which ha
 from __future__ import annotations
 
 import functools
+import gc
 import warnings
 from collections.abc import Callable, Sequence
 from operator import is_
@@ -133,6 +134,8 @@ class RecordedPasses(Recorded):
         self._backward: Recording[Sequence[Tensor | None]] | None = None
 
     def _record(self, arguments: Sequence[Any]) -> None:
+        # Where an earlier pass is still remembered, autograd would have this one wait for it.
+        gc.collect()
         # What the forward pass keeps is given back in the course of the backward pass: in one pool,
         # the two take no more memory than they do unrecorded.
         pool = torch.cuda.graph_pool_handle()

@@ -230,6 +230,19 @@ def test_what_a_pass_keeps_is_told_from_a_few_rows():
     assert kept_bytes(first, [torch.randn(1, 6)]) == 0.0
 
 
+def test_weighing_a_pass_leaves_nothing_behind():
+    """A graph that stays alive is waited for by later ones, which CUDA graphs must not do."""
+    model = cnn()
+    kept_bytes(model, [torch.randn(8, 1, 4, 4)])
+    for parameter in model.parameters():
+        _node(parameter).metadata["seen"] = True
+        assert "seen" not in _node(parameter).metadata
+
+
+def _node(parameter):
+    return parameter.view_as(parameter).grad_fn.next_functions[0][0]
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_trainer_passes_it_on(precision):
     trainer = Trainer(

@@ -48,11 +48,11 @@ def _tensors(result):
 
 
 @pytest.fixture(autouse=True)
-def _as_on_a_gpu(monkeypatch):
+def _as_on_a_gpu(request, monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(Repetition, "made", 0)
     monkeypatch.setattr(Repetition, "fails", None)
-    if not torch.cuda.is_available():
+    if "real" not in request.node.name:
         monkeypatch.setattr(_recorded, "Recording", Repetition)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
         monkeypatch.setattr(TrainingSession, "on_cuda", property(lambda session: True))
@@ -272,8 +272,10 @@ def test_functions_of_the_user_are_not_recorded():
 
 @gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_real_graphs(precision):
+def test_real_graphs(precision, monkeypatch):
     torch.manual_seed(1)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     model = cnn().cuda()
     data = tuple(each.cuda() for each in examples(100, SHAPES[cnn]))
     run = Run(model, data, precision=precision, compile=True, noise_multiplier=0.0).steps(3)
