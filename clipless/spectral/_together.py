@@ -2,8 +2,8 @@
 
 Made for GPUs, compilers and CUDA graphs: nothing looks at a value, so nothing waits for one, and
 all matrices go through the same few kernels. Only Gram matrices on the smaller side are iterated
-on, in double precision, padded with zeros to a common size; the weights are read for theirs, and
-multiplied once by the factor that was found.
+on, in double precision, padded with zeros to a common size; the weights are cut into pieces of one
+size, read for their Gram matrices, and multiplied once by the factor that was found.
 
 Soundness does not rest on convergence. Whatever the factor Z is, the norm of Z W is certified from
 `Z (W W^T) Z^T`, with the rounding errors of all products added, and divided by.
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from clipless.spectral._bounds import UNIT, gram_iteration, trace_bound
 
@@ -37,6 +38,8 @@ _SHORT_STEPS, _SHORT_REACH = _STEPS[2:], 1.96
 # Matrices whose smaller side is at most this share one stack; larger ones, one for each octave.
 _SMALL_SIDE = 128
 _SQUARINGS = 10
+# How many columns are multiplied at a time, at least.
+_PIECE = 320
 # Matrices of less than this are as good as zero.
 _SMALLEST_ENERGY = 1e-280
 
@@ -73,10 +76,7 @@ def project_stacks(stacks: Sequence[Tensor], radii: Sequence[float], *, clip: bo
 
 def _project(stacks: list[Tensor], radii: list[float], clip: bool) -> list[Tensor]:
     tall = [stack.shape[-2] > stack.shape[-1] for stack in stacks]
-    wide = [
-        (stack.mT if turned else stack).to(torch.float64)
-        for stack, turned in zip(stacks, tall, strict=True)
-    ]
+    wide = [stack.mT if turned else stack for stack, turned in zip(stacks, tall, strict=True)]
     known = _known(
         tuple(
             (*matrices.shape, radius, torch.finfo(stack.dtype).eps)
@@ -84,19 +84,35 @@ def _project(stacks: list[Tensor], radii: list[float], clip: bool) -> list[Tenso
         ),
         stacks[0].device,
     )
-    gram, start = torch.zeros_like(known.identity), 0
-    for matrices in wide:
-        count, side, _ = matrices.shape
-        gram[start : start + count, :side, :side] = matrices @ matrices.mT
-        start += count
+    size = known.identity.shape[-1]
+    length = max(_PIECE, size)
+    cut = [_pieces(matrices, size, length) for matrices in wide]
+    pieces = torch.cat([each.flatten(0, 1) for each in cut])
+    shares = (pieces @ pieces.mT).split([each.shape[0] * each.shape[1] for each in cut])
+    gram = torch.cat(
+        [share.unflatten(0, each.shape[:2]).sum(1) for share, each in zip(shares, cut, strict=True)]
+    )
     factor = _factor(gram, known, clip)
-    projected, start = [], 0
-    for matrices, stack, turned in zip(wide, stacks, tall, strict=True):
-        count, side, _ = matrices.shape
-        result = (factor[start : start + count, :side, :side] @ matrices).to(stack.dtype)
+    products = (factor.index_select(0, known.owner) @ pieces).split(
+        [each.shape[0] * each.shape[1] for each in cut]
+    )
+    projected = []
+    for product, each, stack, turned in zip(products, cut, stacks, tall, strict=True):
+        side, inner = sorted(stack.shape[-2:])
+        joined = product.unflatten(0, each.shape[:2]).transpose(1, 2).flatten(2)
+        result = joined[:, :side, :inner].to(stack.dtype)
         projected.append(result.mT if turned else result)
-        start += count
     return projected
+
+
+def _pieces(matrices: Tensor, size: int, length: int) -> Tensor:
+    """Cut matrices into pieces of `length` columns: (count, pieces, size, length), filled up.
+
+    All matrices are multiplied as one stack of pieces: by one kernel, on the whole device at once.
+    """
+    _, side, inner = matrices.shape
+    filled = F.pad(matrices.to(torch.float64), (0, -inner % length, 0, size - side))
+    return filled.unflatten(2, (-1, length)).transpose(1, 2)
 
 
 def _factor(gram: Tensor, known: _Known, clip: bool) -> Tensor:
@@ -125,6 +141,8 @@ class _Known:
     radius: Tensor
     precision: Tensor
     """The rounding unit of the dtype that the result has."""
+    owner: Tensor
+    """Which matrix each of the pieces belongs to."""
 
 
 def _known(parts: tuple[tuple[int, int, int, float, float], ...], device: torch.device) -> _Known:
@@ -149,9 +167,11 @@ def _remembered(
     rows = [row[1:] for row in parts for _ in range(row[0])]
     table = torch.tensor(rows, dtype=torch.float64, device=device)
     side, inner, radius, precision = table.T.contiguous().unbind()
-    index = torch.arange(max(row[1] for row in parts), device=device)
-    diagonal = (index < side[:, None]).to(torch.float64)
-    return torch.diag_embed(diagonal), side, inner, radius, precision
+    size = max(row[1] for row in parts)
+    diagonal = (torch.arange(size, device=device) < side[:, None]).to(torch.float64)
+    counts = torch.tensor([-(-int(row[1]) // max(_PIECE, size)) for row in rows])
+    owner = torch.arange(len(rows)).repeat_interleave(counts).to(device)
+    return torch.diag_embed(diagonal), side, inner, radius, precision, owner
 
 
 def _orthogonal_factor(gram: Tensor, known: _Known) -> Tensor:
