@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clipless._arguments import positive
+from clipless._watched import compiled
 from clipless.nn._base import AffineModule, draw_orthogonal
 from clipless.nn._product import clipped_convolution, example_norm
 from clipless.nn._rounded import rounded_convolution, rounds_products
@@ -130,9 +131,12 @@ class _SpectralConv(AffineModule):
             )
         if most is None or norm is None:
             function = F.conv1d if self.axes == 1 else F.conv2d
-            return function(
-                x, kernel, self.bias, self.stride, symmetric, self.dilation, self.groups
-            )
+            geometry = (self.stride, symmetric, self.dilation, self.groups)
+            if not compiled():
+                return function(x, kernel, self.bias, *geometry)
+            # The factor comes last, where a compiler makes it a part of the kernels around it.
+            image = function(x, self.weight, None, *geometry) * self.scale
+            return image if self.bias is None else image + self.bias.view(-1, *[1] * self.axes)
         return clipped_convolution(
             x,
             kernel,
