@@ -24,15 +24,18 @@ def prepared(method: str, mode: str, model: str, batch: int, images: Images, *, 
     empty(device)
     before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     step = make_step(method, mode, model, batch, images)
-    repeat(step, 5, device)
     empty(device)
     torch.cuda.reset_peak_memory_stats()
-    repeat(step, 2, device)
-    held = torch.cuda.max_memory_reserved() - reserved
-    # What happens inside a graph is not seen by the allocator; all of its memory is reserved.
-    graphs = getattr(step, "graphs", False)
-    peak = held if graphs else torch.cuda.max_memory_allocated() - before
-    gib = {"peak_gib": peak, "reserved_gib": held}
+    repeat(step, 5, device)
+    if not getattr(step, "graphs", lambda: False)():
+        empty(device)
+        torch.cuda.reset_peak_memory_stats()
+        repeat(step, 2, device)
+    # What happens inside a graph is seen by the allocator once, when it is recorded.
+    gib = {
+        "peak_gib": torch.cuda.max_memory_allocated() - before,
+        "reserved_gib": torch.cuda.max_memory_reserved() - reserved,
+    }
     return step, {name: round(value / 2**30, 4) for name, value in gib.items()}
 
 

@@ -88,7 +88,7 @@ def plain_step(model, mode, batch, images):
         loss_of(x, y).backward()
         optimizer.step()
 
-    step.graphs = GRAPHS and mode != "eager"
+    step.graphs = lambda: GRAPHS and mode != "eager"
     return step
 
 
@@ -122,7 +122,7 @@ def clipless_step(model, mode, batch, images):
 
     step()
     assert engine.session.compiled == (mode != "eager")
-    step.graphs = engine.session.uses_graphs
+    step.graphs = lambda: engine.session.uses_graphs
     return step
 
 

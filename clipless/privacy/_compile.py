@@ -26,10 +26,10 @@ GRAPH_MODES: dict[str | None, str | None] = {
     "max-autotune": "max-autotune-no-cudagraphs",
 }
 """The modes of `torch.compile` with CUDA graphs, and what they are without: we make our own."""
-GRAPHED_BYTES = 0.75 * 2**30
+GRAPHED_BYTES = 2 * 2**30
 """Up to how much a pass may keep for the backward pass to be launched as a CUDA graph.
 
-Graphs reserve their memory for themselves, and bring nothing once kernels run for longer than it
+Graphs reserve their memory for themselves, and bring little once kernels run for longer than it
 takes to launch them. Passes that keep so much take milliseconds.
 """
 _COMPARED_ROWS = 64
