@@ -14,15 +14,14 @@ BENCHMARK = Path(__file__).parent / "speed.py"
 
 
 def prepared(method: str, mode: str, model: str, batch: int, images: Images, *, weighed: bool):
-    """Build a step and warm it up; return it with its memory in GiB."""
+    """Build a step and warm it up; return it with its peak memory in GiB."""
     device = images.device
     if device.type == "cpu":
         step = make_step(method, mode, model, batch, images)
         repeat(step, 2, device)
-        peak = weight_on_the_cpu(method, mode, model, batch) if weighed else None
-        return step, {"peak_gib": peak}
+        return step, weight_on_the_cpu(method, mode, model, batch) if weighed else None
     empty(device)
-    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    before = torch.cuda.memory_allocated()
     step = make_step(method, mode, model, batch, images)
     empty(device)
     torch.cuda.reset_peak_memory_stats()
@@ -32,11 +31,7 @@ def prepared(method: str, mode: str, model: str, batch: int, images: Images, *, 
         torch.cuda.reset_peak_memory_stats()
         repeat(step, 2, device)
     # What happens inside a graph is seen by the allocator once, when it is recorded.
-    gib = {
-        "peak_gib": torch.cuda.max_memory_allocated() - before,
-        "reserved_gib": torch.cuda.max_memory_reserved() - reserved,
-    }
-    return step, {name: round(value / 2**30, 4) for name, value in gib.items()}
+    return step, round((torch.cuda.max_memory_allocated() - before) / 2**30, 4)
 
 
 def in_turns(steps: dict, device: torch.device, rounds: int) -> dict:

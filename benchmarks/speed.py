@@ -10,10 +10,10 @@ whatever else the machine does hits all alike; figures are medians. `compiled` i
 with its default settings, and for clipless what `compile=True` makes of it, CUDA graphs included;
 `--graphs` lets training without privacy have them too. `bfloat16` is `compiled` under autocast. The
 largest batch is found by doubling. On a GPU all products are in TF32, and peak memory is what
-torch's allocator handed out beyond the images, for graphs while they were recorded; what it took
-from the device, for graphs for good, is given too. On the CPU it is the growth of a process that
-does nothing else. Without arguments the most telling comparisons come first. What was measured is
-written down after each of them, and `--add` goes on where an earlier run ended.
+torch's allocator handed out beyond the images, for graphs while they were recorded; on the CPU it
+is the growth of a process that does nothing else. Without arguments the most telling comparisons
+come first. What was measured is written down after each of them, and `--add` goes on where an
+earlier run ended.
 """
 
 import argparse
@@ -150,7 +150,7 @@ def compare(
             "batch": batch,
             "parameters": parameters_of(lipschitz(model)),
             "milliseconds": round(1000 * statistics.median(times[method, mode]), 3),
-            **memory[method, mode],
+            "peak_gib": memory[method, mode],
         }
         for method, mode in steps
     ]

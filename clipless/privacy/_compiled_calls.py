@@ -20,7 +20,7 @@ from clipless.privacy._compile import (
     kept_bytes,
     uncompilable,
 )
-from clipless.privacy._guards import call_of, limit_of, settled
+from clipless.privacy._guards import call_of, limit_of, settled, values_of
 from clipless.privacy._inspection import weights_on
 from clipless.privacy._recorded import Recorded, RecordedPasses
 from clipless.privacy._sampling import largest_sample
@@ -127,7 +127,7 @@ class CompiledCalls:
             return criterion._call_impl(*arguments, **options)  # type: ignore[no-untyped-call]
         session._enter_criterion(criterion, arguments)
         loss, cotangents = self._criterion(
-            arguments[0].detach(), arguments[1], weights_on(call.sample, arguments[0].device),
+            values_of(call), arguments[1], weights_on(call.sample, call.output.device),
             session.plan.loss_divisor, limit_of(session),
         )  # fmt: skip
         session._leave_criterion(call)

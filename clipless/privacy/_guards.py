@@ -70,6 +70,11 @@ def _copy(output: Tensor) -> Tensor:
     return output.detach().to(wide, copy=True).requires_grad_()
 
 
+def values_of(call: ForwardCall) -> Tensor:
+    """The output as the model gave it, whatever was done to the copy that everybody sees."""
+    return call.output.detach().to(torch.promote_types(call.output.dtype, torch.float32))
+
+
 def call_of(output: Any) -> ForwardCall | None:
     """Return the forward pass whose output this very tensor is."""
     call = getattr(output, "_clipless_call", None)

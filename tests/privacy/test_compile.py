@@ -98,6 +98,23 @@ def test_the_compiled_criterion_is_the_same(accelerated):
     assert_close(run.gradients(), expected_gradients(run, x, y))
 
 
+@pytest.mark.parametrize("how", ["without gradients", "through data"])
+def test_the_compiled_criterion_reads_the_model_s_own_output(accelerated, how):
+    """What everybody sees can be edited, and rows could be mixed that way."""
+    run = compiled(data=examples(40), noise_multiplier=0.0, batch_size=20)
+    x, y = run.batch()
+    expected = expected_gradients(run, x, y)
+    out = run.model(x)
+    if how == "through data":
+        out.data.mul_(100.0)
+    else:
+        with torch.no_grad():
+            out.sub_(out.mean(0))
+    run.criterion(out, y).backward()
+    assert run.engine.session._compiled._losses.works
+    assert_close(run.gradients(), expected)
+
+
 @pytest.mark.parametrize(
     ("loss", "logits"),
     [

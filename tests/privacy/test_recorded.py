@@ -132,6 +132,17 @@ def test_what_was_handed_out_stays_what_it_was():
     assert not any(map(torch.equal, kept[0], kept[1]))
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_edited_outputs_change_nothing(early):
+    run = recorded(noise_multiplier=0.0).steps(1 if early else 3)
+    x, y = run.batch()
+    expected = expected_gradients(run, x, y)
+    out = run.model(x)
+    out.data.sub_(out.data.mean(0)).mul_(100.0)
+    run.criterion(out, y).backward()
+    assert_close(run.gradients(), expected)
+
+
 def test_the_model_remembers_one_batch():
     run = recorded().steps(2)
     x, y = run.batch()
