@@ -72,7 +72,7 @@ def draw(folder: Path) -> Path:
     from matplotlib.lines import Line2D
 
     source = next(p for p in (folder / "speed-gpu.json", folder / "speed-cpu.json") if p.exists())
-    rows = [row for row in json.loads(source.read_text()) if row["model"].startswith("cnn")]
+    rows = _lines(json.loads(source.read_text()))
     machine = json.loads(source.with_suffix(".about.json").read_text())["machine"]
     models = sorted({r["model"] for r in rows}, key=lambda m: _size(rows, m))
     figure, axes = plt.subplots(
@@ -111,6 +111,15 @@ def draw(folder: Path) -> Path:
     path = folder / "speed.png"
     figure.savefig(path, dpi=130)
     return path
+
+
+def _lines(rows: list[dict]) -> list[dict]:
+    """The rows that were measured at several sizes: one point says nothing about a slope."""
+    batches: dict[tuple, set[int]] = {}
+    for row in rows:
+        batches.setdefault((row["model"], row["method"], row["mode"]), set()).add(row["batch"])
+    several = {key for key, found in batches.items() if len(found) > 1}
+    return [r for r in rows if (r["model"], r["method"], r["mode"]) in several] or rows
 
 
 def _size(rows: list[dict], model: str) -> int:

@@ -5,6 +5,7 @@ Most of what a small kernel costs is its launch. A replay launches all of them a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -21,13 +22,17 @@ class Recording(Generic[Result]):
     Nothing else may be recorded into it.
     """
 
-    def __init__(self, work: Callable[[], Result], *, pool: Any = None) -> None:
+    def __init__(
+        self, work: Callable[[], Result], *, device: torch.device, pool: Any = None
+    ) -> None:
         self._graph = torch.cuda.CUDAGraph()
         # torch keeps the scratch memory of products for the next ones on the same stream. What a
         # graph uses must be its own: memory of an earlier graph is gone with that graph.
         torch._C._cuda_clearCublasWorkspaces()
         try:
-            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                self._graph, pool=pool, stream=_stream(device), capture_error_mode="thread_local"
+            ):
                 self.result = work()
         finally:
             torch._C._cuda_clearCublasWorkspaces()
@@ -35,6 +40,12 @@ class Recording(Generic[Result]):
     def replay(self) -> None:
         """Do the work again."""
         self._graph.replay()
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Where work on a device is recorded: a backward pass must be on its forward pass's stream."""
+    return torch.cuda.Stream(device)
 
 
 class Habit:
@@ -85,6 +96,6 @@ def _recorded(
     work: Callable[[list[Tensor]], None], tensors: list[Tensor]
 ) -> Recording[None] | None:  # fmt: skip
     try:
-        return Recording(lambda: work(tensors))
+        return Recording(lambda: work(tensors), device=tensors[0].device)
     except RuntimeError:  # a constraint of the user's own looks at values, say
         return None

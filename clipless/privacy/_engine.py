@@ -373,8 +373,8 @@ class PrivacyEngine:
             backend: as for `torch.compile`.
             mode: as for `torch.compile`. With `"reduce-overhead"` kernels are launched as CUDA
                 graphs, which helps small batches; a step must be one batch then. By default that
-                is what happens on a GPU with batches of one size, one a step; `"default"` is
-                without graphs.
+                is what happens on a GPU with batches of one size, one a step, unless they are
+                large; `"default"` is without graphs.
         """
         self.session.compile(backend=backend, mode=mode)
 

@@ -110,7 +110,8 @@ class Recorded:
         self._graph: Recording[Sequence[Tensor]] | None = None
 
     def _record(self, arguments: Sequence[Any]) -> None:
-        self._graph = Recording(lambda: self._function(*arguments))
+        device = next(each.device for each in arguments if isinstance(each, Tensor))
+        self._graph = Recording(lambda: self._function(*arguments), device=device)
 
     def _replay(self) -> Any:
         assert self._graph is not None
@@ -138,13 +139,14 @@ class RecordedPasses(Recorded):
         gc.collect()
         # What the forward pass keeps is given back in the course of the backward pass: in one pool,
         # the two take no more memory than they do unrecorded.
-        pool = torch.cuda.graph_pool_handle()
-        forward = Recording(lambda: self._function(*arguments), pool=pool)
+        pool, device = torch.cuda.graph_pool_handle(), self._trainable[0].device
+        forward = Recording(lambda: self._function(*arguments), device=device, pool=pool)
         self._cotangents = torch.zeros_like(forward.result, requires_grad=False)
         self._backward = Recording(
             lambda: torch.autograd.grad(
                 forward.result, self._trainable, self._cotangents, allow_unused=True
             ),
+            device=device,
             pool=pool,
         )
         forward.result = forward.result.detach()  # the graph behind it has done its work

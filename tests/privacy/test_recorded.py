@@ -28,7 +28,7 @@ class Repetition:
     made = 0
     fails: Exception | None = None
 
-    def __init__(self, work, *, pool=None):
+    def __init__(self, work, *, device, pool=None):
         if Repetition.fails is not None:
             raise Repetition.fails
         Repetition.made += 1
