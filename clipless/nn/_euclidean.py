@@ -120,8 +120,11 @@ class WindowNorms:
         lines = [planes[:, row] for row in rows]
 
         def work(part: slice) -> None:
-            energy = _sum([torch.square(_wide(row[part])) for row in lines])
-            energy = _sum([energy[:, :, line] for line in columns])
+            energy = torch.square(_wide(lines[0][part]))
+            for line in lines[1:]:
+                row = _wide(line[part])
+                energy.addcmul_(row, row)
+            energy = _sum([energy[:, :, column] for column in columns])
             targets[part] = _finish(energy, x.dtype)
 
         in_parts(work, len(planes), entries=lines[0][0].numel())

@@ -28,21 +28,26 @@ def in_parts(work: Callable[[slice], None], count: int, *, entries: int) -> None
         entries: how many entries of an item the largest single operator works on.
     """
     size = max(1, GRAIN // entries)
-    starts = range(0, count, size)
+    starts, taking = iter(range(0, count, size)), threading.Lock()
 
-    def run(first: int, step: int) -> None:
-        for start in starts[first::step]:
+    def run() -> None:
+        # Whoever is free takes the next part: cores are rarely equally fast, or equally busy.
+        while True:
+            with taking:
+                start = next(starts, None)
+            if start is None:
+                return
             work(slice(start, start + size))
 
     threads = torch.get_num_threads() if entries <= GRAIN else 1
     if threads == 1 or count * entries < _WORTH_THREADS:
-        run(0, 1)
+        run()
         return
-    helpers = [_Helper(run, first, threads) for first in range(1, threads)]
+    helpers = [_Helper(run) for _ in range(1, threads)]
     for helper in helpers:
         helper.start()
     try:
-        run(0, threads)
+        run()
     finally:
         for helper in helpers:
             helper.join()
@@ -54,17 +59,16 @@ def in_parts(work: Callable[[slice], None], count: int, *, entries: int) -> None
 class _Helper(threading.Thread):
     """One more thread, in the caller's mode and without a graph."""
 
-    def __init__(self, run: Callable[[int, int], None], first: int, step: int) -> None:
+    def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(daemon=True)
-        self._work = (run, first, step)
+        self._work = work
         self._inference = torch.is_inference_mode_enabled()
         self.error: BaseException | None = None
 
     def run(self) -> None:
         """Do the work, and keep its error for the caller."""
-        run, first, step = self._work
         try:
             with torch.inference_mode(self._inference), torch.no_grad():
-                run(first, step)
+                self._work()
         except BaseException as error:
             self.error = error
