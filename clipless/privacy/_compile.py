@@ -186,16 +186,17 @@ def _compare(function: Run, plain: Run, inputs: Sequence[Any], trainable: Sequen
     wanted = torch.autograd.grad(expected, trainable, cotangent[:rows], allow_unused=True)
     if not torch.equal(expected, again):  # dropout, say
         return
-    if not _close(output[:rows].detach(), expected.detach(), tolerance=0.1):
+    if not close(output[:rows].detach(), expected.detach(), tolerance=0.1):
         raise RuntimeError("the compiled model's output differs from the model's")
     for one, other in zip(found, wanted, strict=True):
         if (one is None) != (other is None) or (
-            one is not None and other is not None and not _close(one, other, tolerance=0.5)
+            one is not None and other is not None and not close(one, other, tolerance=0.5)
         ):
             raise RuntimeError("the compiled model's gradients differ from the model's")
 
 
-def _close(found: Tensor, expected: Tensor, *, tolerance: float) -> bool:
+def close(found: Tensor, expected: Tensor, *, tolerance: float) -> bool:
+    """Whether two tensors differ by rounding at most; NaN differs from everything."""
     return bool((found - expected).float().norm() <= tolerance * expected.float().norm() + 1e-12)
 
 
@@ -212,7 +213,7 @@ def compiled_projection(projection: Projection, *, backend: str) -> Compiled:
 
     def attempt(function: Run, *weights: Tensor) -> None:
         for found, expected in zip(function(*weights), run(*weights), strict=True):
-            if not _close(found, expected, tolerance=1e-4):
+            if not close(found, expected, tolerance=1e-4):
                 raise RuntimeError("the compiled projection's result differs from the projection's")
 
     return Compiled(
@@ -229,7 +230,12 @@ def compiled_criterion(criterion: Loss, *, backend: str, fixed: bool) -> Compile
         return guarded_losses(criterion, output, target, weights, divisor, limit)
 
     def attempt(function: Run, *arguments: Any) -> None:
-        function(*arguments)
+        _, expected = run(*arguments)
+        _, found = function(*arguments)
+        if close(found, expected, tolerance=1e-3):
+            return
+        if close(run(*arguments)[1], expected, tolerance=1e-3):  # it does not draw numbers
+            raise RuntimeError("the compiled criterion's gradient differs from the criterion's")
 
     return Compiled(
         run, name="the criterion", attempt=attempt, backend=backend, fixed=fixed

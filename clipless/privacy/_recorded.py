@@ -18,10 +18,10 @@ from torch import Tensor
 
 from clipless._graphs import Recording, addresses_of, fresh
 from clipless.errors import PrivacyError
+from clipless.privacy._compile import Run, close
 
 _MOST_BEGINNINGS = 8
 """After how many changes nothing is recorded any more: a recording takes as long as many steps."""
-Run = Callable[..., Any]
 Pull = Callable[[Tensor], list[Tensor | None]]
 """From the cotangents of an output to the gradients of the trainable parameters."""
 
@@ -86,7 +86,13 @@ class Recorded:
     def _try_to_record(self, arguments: Sequence[Any]) -> bool:
         own = _Arguments(arguments)
         try:
+            # Before there is a recording: the two need not fit into memory together.
+            expected = self._computed(own.values)
             self._record(own.values)
+            if not _agree(self._replayed(), expected) and _agree(
+                self._computed(own.values), expected
+            ):
+                raise RuntimeError("a replay computes something else than the function")
         except Exception as error:  # whatever a driver or a kernel does not allow
             self._forget()
             self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
@@ -117,6 +123,14 @@ class Recorded:
         assert self._graph is not None
         self._graph.replay()
         return fresh(self._graph.result)
+
+    def _computed(self, arguments: Sequence[Any]) -> list[Tensor]:
+        """All that matters about a call, by the function."""
+        return list(self._function(*arguments))
+
+    def _replayed(self) -> list[Tensor]:
+        """The same by a replay."""
+        return list(self._replay())
 
 
 class RecordedPasses(Recorded):
@@ -159,6 +173,17 @@ class RecordedPasses(Recorded):
         output = self._forward.result.detach().clone()
         return output, functools.partial(self._pull, self._passes)
 
+    def _computed(self, arguments: Sequence[Any]) -> list[Tensor]:
+        output = self._function(*arguments)
+        found = torch.autograd.grad(
+            output, self._trainable, _trial(output), allow_unused=True
+        )  # fmt: skip
+        return [output.detach(), *(each for each in found if each is not None)]
+
+    def _replayed(self) -> list[Tensor]:
+        output, pull = self._replay()
+        return [output, *(each for each in pull(_trial(output)) if each is not None)]
+
     def _pull(self, number: int, cotangents: Tensor) -> list[Tensor | None]:
         if number != self._passes or self._backward is None:
             raise PrivacyError(
@@ -188,6 +213,18 @@ class _Arguments:
         for own, given in zip(self.values, arguments, strict=True):
             if isinstance(given, Tensor):
                 own.copy_(given)
+
+
+def _trial(output: Tensor) -> Tensor:
+    """Cotangents to compare gradients by: of one sign, so that rows do not cancel."""
+    trial = torch.linspace(0.5, 1.5, output.numel(), device=output.device)
+    return trial.reshape(output.shape).to(output.dtype)
+
+
+def _agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    return len(found) == len(expected) and all(
+        close(one, other, tolerance=0.01) for one, other in zip(found, expected, strict=True)
+    )
 
 
 def _kind(value: Any) -> Any:

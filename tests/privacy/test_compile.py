@@ -295,6 +295,17 @@ def test_falling_back(backend, words):
     assert run.engine.ledger.releases == 3
 
 
+def test_a_wrong_criterion_is_not_used(accelerated):
+    """Its gradient is what everything else is bounded by."""
+    run = Run(pad=True, noise_multiplier=0.0)
+    run.engine.compile(backend=BACKEND)
+    run.engine.session._compiled._compile_criterion(wrong)
+    x, y = run.batch()
+    with pytest.warns(UserWarning, match="the criterion could not be compiled.*differs"):
+        run.backward(x, y)
+    assert_close(run.gradients(), expected_gradients(run, x, y))
+
+
 def moved_projection():
     model = residual()
     with torch.no_grad():

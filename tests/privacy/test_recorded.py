@@ -234,6 +234,43 @@ def test_what_cannot_be_recorded(monkeypatch):
     assert_close(run.gradients(), expected_gradients(run, x, y))
 
 
+class Forgetful(Repetition):
+    """Stands in for a graph whose memory somebody else has overwritten."""
+
+    def replay(self):
+        super().replay()
+        for each in _tensors(self.result):
+            each.data.mul_(1.5)
+
+
+def test_replays_that_compute_something_else(monkeypatch):
+    """Gradients of a broken graph have no bound."""
+    monkeypatch.setattr(_recorded, "Recording", Forgetful)
+    run = recorded(noise_multiplier=0.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.steps(4)
+    texts = [str(w.message) for w in caught if "CUDA graphs" in str(w.message)]
+    assert len(texts) == 2
+    assert all("something else" in text for text in texts)
+    assert not run.engine.session.uses_graphs
+    x, y = run.batch()
+    run.backward(x, y)
+    assert_close(run.gradients(), expected_gradients(run, x, y))
+
+
+def test_functions_that_draw_numbers_cannot_be_compared():
+    part = object()
+    run = Recorded(
+        lambda x: [x + torch.rand_like(x)], name="it", wanted=lambda x: True, parts=lambda: [part]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = [run(torch.zeros(3))[0] for _ in range(4)]
+    assert run.active
+    assert not torch.equal(results[2], results[3])
+
+
 @pytest.mark.parametrize(
     ("options", "mode", "expected"),
     [
