@@ -19,8 +19,7 @@ from torch.nn import functional as F
 from clipless._arguments import positive
 from clipless._watched import compiled
 from clipless.nn._base import AffineModule, draw_orthogonal
-from clipless.nn._product import clipped_convolution, example_norm
-from clipless.nn._rounded import rounded_convolution, rounds_products
+from clipless.nn._product import Geometry, convolution, example_norm, rounded, rounds_products
 from clipless.spectral import (
     Constraint,
     ConvolutionBall,
@@ -116,39 +115,23 @@ class _SpectralConv(AffineModule):
             symmetric = [0] * self.axes
         # The gradient of Psi is N times the kernel's, which is at most sqrt(m) ||g|| ||x||.
         most = None if limit is None else limit / (self.scale * math.sqrt(self.multiplicity))
+        geometry = (list(self.stride), symmetric, list(self.dilation), self.groups)
         if rounds_products(x):
-            return rounded_convolution(
-                x,
-                kernel,
-                self.bias,
-                input_norm=norm,
-                limit=most,
-                count=self._count(),
-                stride=self.stride,
-                padding=symmetric,
-                dilation=self.dilation,
-                groups=self.groups,
-            )
-        if most is None or norm is None:
-            function = F.conv1d if self.axes == 1 else F.conv2d
-            geometry = (self.stride, symmetric, self.dilation, self.groups)
-            if not compiled():
-                return function(x, kernel, self.bias, *geometry)
-            # The factor comes last, where a compiler makes it a part of the kernels around it.
-            image = function(x, self.weight, None, *geometry) * self.scale
-            return image if self.bias is None else image + self.bias.view(-1, *[1] * self.axes)
-        return clipped_convolution(
-            x,
-            kernel,
-            self.bias,
-            input_norm=norm,
-            limit=most,
-            count=self._count(),
-            stride=self.stride,
-            padding=symmetric,
-            dilation=self.dilation,
-            groups=self.groups,
+            x = rounded(x)
+        elif most is None:
+            return self._unbounded(x, kernel, geometry)
+        return convolution(
+            x, kernel, self.bias, geometry, input_norm=norm, limit=most, count=self._count()
         )
+
+    def _unbounded(self, x: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
+        """The convolution as torch does it."""
+        function = F.conv1d if self.axes == 1 else F.conv2d
+        if not compiled():
+            return function(x, kernel, self.bias, *geometry)
+        # The factor comes last, where a compiler makes it a part of the kernels around it.
+        image = function(x, self.weight, None, *geometry) * self.scale
+        return image if self.bias is None else image + self.bias.view(-1, *[1] * self.axes)
 
     def _weight_constraint(self) -> Constraint:
         if self.certificate_size is not None:

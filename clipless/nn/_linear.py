@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from clipless._arguments import positive
 from clipless.nn._base import AffineModule, draw_orthogonal
-from clipless.nn._product import clipped_linear
-from clipless.nn._rounded import rounded_linear, rounds_products
+from clipless.nn._product import linear, rounded, rounds_products
 from clipless.spectral import Constraint, EuclideanBall, Orthogonal, SpectralBall
 
 
@@ -49,10 +48,10 @@ class _Linear(AffineModule):
         """(..., in_features) -> (..., out_features)."""
         limit = self._weight_limit()
         if rounds_products(x):
-            return rounded_linear(x, self.weight, self.bias, limit, self._count())
-        if limit is None:
+            x = rounded(x)
+        elif limit is None:
             return F.linear(x, self.weight, self.bias)
-        return clipped_linear(x, self.weight, self.bias, limit, self._count())
+        return linear(x, self.weight, self.bias, limit, self._count())
 
     def to_torch(self) -> nn.Module:
         """Return an `nn.Linear` with the same weights."""

@@ -1,14 +1,21 @@
-"""Product clipping: bounding one example's weight gradient without ever forming it.
+"""Products whose weight gradients keep to one example's bound: clipped, or summed in float32.
 
-For one example with input x and cotangent g, the gradient of a linear or convolution weight has
-norm at most `||g|| ||x||` (times a known gain). Scaling g down where that product exceeds a limit
-C, inside the weight gradient only, bounds the weight's gradient by C at the price of two norms; the
-cotangent that flows to earlier layers is untouched.
+Product clipping bounds one example's weight gradient without ever forming it. For one example with
+input x and cotangent g, the gradient of a linear or convolution weight has norm at most
+`||g|| ||x||` (times a known gain). Scaling g down where that product exceeds a limit C, inside the
+weight gradient only, bounds the weight's gradient by C at the price of two norms; the cotangent
+that flows to earlier layers is untouched.
+
+Products may be taken in bfloat16. Under autocast, torch rounds the gradient of a weight to bfloat16
+after it was summed over the batch. That is a rounding of everybody's sum: where it jumps, one
+example moves it by a whole spacing of bfloat16, however small its own gradient is, and no bound of
+one example's gradient says anything about it. Here nothing is rounded but an example's own
+activations and cotangents: gradients of weights are summed, and stay, in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
 from typing import Any
 
 import torch
@@ -17,41 +24,49 @@ from torch.nn import functional as F
 
 from clipless.nn._adaptive import ExceedanceCount
 
+Geometry = tuple[list[int], list[int], list[int], int]
+"""Stride, padding and dilation of a convolution, and its groups."""
 
-def clipped_linear(
+
+def rounds_products(x: Tensor) -> bool:
+    """Whether products with `x` are to be taken in bfloat16, by autocast."""
+    device = x.device.type
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Return `x` in bfloat16, for products in bfloat16."""
+    return x.to(torch.bfloat16)
+
+
+def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    limit: float,
-    count: ExceedanceCount | None = None,
+    limit: float | None,
+    count: ExceedanceCount | None,
 ) -> Tensor:
-    """`F.linear`, with every example's part of the weight gradient of norm at most `limit`."""
-    output: Tensor = _ClippedLinear.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, limit, count
-    )
+    """`F.linear`, rounded if x is; every example's weight gradient has norm at most `limit`."""
+    output: Tensor = _Linear.apply(x, weight, bias, limit, count)  # type: ignore[no-untyped-call]
     return output
 
 
-def clipped_convolution(
+def convolution(
     x: Tensor,
     kernel: Tensor,
     bias: Tensor | None,
+    geometry: Geometry,
     *,
-    input_norm: Tensor,
-    limit: float,
-    count: ExceedanceCount | None = None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    input_norm: Tensor | None,
+    limit: float | None,
+    count: ExceedanceCount | None,
 ) -> Tensor:
-    """A convolution, with every example's cotangent scaled by `min(1, limit / (||g|| ||x||))`.
+    """A convolution, rounded if x is; cotangents are scaled by `min(1, limit / (||g|| ||x||))`.
 
     The scaling applies to the gradient of the kernel only. `input_norm` holds ||x||, (batch,),
-    taken before any padding.
+    taken before any padding; without a limit there is none.
     """
-    geometry = (list(stride), list(padding), list(dilation), groups)
-    output: Tensor = _ClippedConvolution.apply(  # type: ignore[no-untyped-call]
+    output: Tensor = _Convolution.apply(  # type: ignore[no-untyped-call]
         x, kernel, bias, input_norm, limit, count, geometry
     )
     return output
@@ -84,7 +99,24 @@ def _scaled(
     return cotangent * factor.reshape(-1, *([1] * (cotangent.ndim - 1))), x
 
 
-class _ClippedLinear(torch.autograd.Function):
+def _like(x: Tensor, operand: Tensor) -> Tensor:
+    """The other operand of a product with `x`: rounded if x is."""
+    return rounded(operand) if x.dtype == torch.bfloat16 else operand
+
+
+def _summable(tensor: Tensor) -> Tensor:
+    """What is added up over a batch, in float32 at least."""
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
+def _without_casts(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """A compiler traces backward passes under the autocast of the forward pass."""
+    if x.dtype != torch.bfloat16:
+        return contextlib.nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
+
+
+class _Linear(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
@@ -92,10 +124,10 @@ class _ClippedLinear(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        limit: float,
+        limit: float | None,
         count: ExceedanceCount | None,
     ) -> Tensor:
-        return F.linear(x, weight, bias)
+        return F.linear(x, _like(x, weight), None if bias is None else _like(x, bias))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -107,15 +139,19 @@ class _ClippedLinear(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
         (cotangent,) = cotangents
         x, weight = ctx.saved_tensors
-        rows, columns = _scaled(cotangent, x, example_norm(x), ctx.limit, ctx.count)
-        if x.ndim > 2:
-            rows, columns = rows.flatten(0, -2), columns.flatten(0, -2)
-        positions = tuple(range(cotangent.ndim - 1))
-        bias_gradient = cotangent.sum(dim=positions) if ctx.has_bias else None
-        return cotangent @ weight, rows.mT @ columns, bias_gradient, None, None
+        with _without_casts(x):
+            rows, columns = _summable(cotangent), _summable(x)
+            positions = tuple(range(cotangent.ndim - 1))
+            bias_gradient = rows.sum(dim=positions) if ctx.has_bias else None
+            if ctx.limit is not None:
+                rows, columns = _scaled(rows, columns, example_norm(columns), ctx.limit, ctx.count)
+            if x.ndim > 2:
+                rows, columns = rows.flatten(0, -2), columns.flatten(0, -2)
+            input_gradient = cotangent @ _like(x, weight)
+            return input_gradient, rows.mT @ columns, bias_gradient, None, None
 
 
-class _ClippedConvolution(torch.autograd.Function):
+class _Convolution(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
@@ -123,13 +159,14 @@ class _ClippedConvolution(torch.autograd.Function):
         x: Tensor,
         kernel: Tensor,
         bias: Tensor | None,
-        input_norm: Tensor,
-        limit: float,
+        input_norm: Tensor | None,
+        limit: float | None,
         count: ExceedanceCount | None,
-        geometry: tuple[list[int], list[int], list[int], int],
+        geometry: Geometry,
     ) -> Tensor:
         function = F.conv1d if x.ndim == 3 else F.conv2d
-        return function(x, kernel, bias, *geometry)
+        shift = None if bias is None else _like(x, bias)
+        return function(x, _like(x, kernel), shift, *geometry)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -144,9 +181,14 @@ class _ClippedConvolution(torch.autograd.Function):
         stride, padding, dilation, groups = ctx.geometry
         options = (None, stride, padding, dilation, False, [0] * len(stride), groups)
         backward = torch.ops.aten.convolution_backward
-        input_gradient, _, _ = backward(cotangent, x, kernel, *options, [True, False, False])
-        scaled, inputs = _scaled(cotangent, x, input_norm, ctx.limit, ctx.count)
-        _, kernel_gradient, _ = backward(scaled, inputs, kernel, *options, [False, True, False])
-        axes = (0, *range(2, cotangent.ndim))
-        bias_gradient = cotangent.sum(dim=axes) if ctx.has_bias else None
-        return input_gradient, kernel_gradient, bias_gradient, None, None, None, None
+        with _without_casts(x):
+            input_gradient, _, _ = backward(
+                cotangent, x, _like(x, kernel), *options, [True, False, False]
+            )
+            rows, inputs = _summable(cotangent), _summable(x)
+            axes = (0, *range(2, cotangent.ndim))
+            bias_gradient = rows.sum(dim=axes) if ctx.has_bias else None
+            if ctx.limit is not None:
+                rows, inputs = _scaled(rows, inputs, input_norm, ctx.limit, ctx.count)
+            _, kernel_gradient, _ = backward(rows, inputs, kernel, *options, [False, True, False])
+            return input_gradient, kernel_gradient, bias_gradient, None, None, None, None
