@@ -360,7 +360,10 @@ class TrainingSession:
             self._gradients.add_backward(call.output, call.pull, cotangents, progress.gradients)
             progress.delivered += 1
         finally:
-            call.output = call.output.detach()  # the graph behind it has done its work
+            call.output, call.pull = (
+                call.output.detach(),
+                None,
+            )  # what is behind it has done its work
             self._delivering.release()
         if self.allows_scaling:  # a scaler wants to see gradients; it may have these
             self._gradients.put([torch.zeros_like(parameter) for parameter in self._trainable])

@@ -5,7 +5,9 @@ overwritten, and everything else about it is what a graph does; `gpu` tests reco
 """
 
 import copy
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -141,6 +143,19 @@ def test_edited_outputs_change_nothing(early):
     out.data.sub_(out.data.mean(0)).mul_(100.0)
     run.criterion(out, y).backward()
     assert_close(run.gradients(), expected)
+
+
+def test_outputs_that_are_kept_keep_no_graphs():
+    run = recorded().steps(2)
+    x, y = run.batch()
+    output = run.model(x)
+    run.criterion(output, y).backward()
+    run.optimizer.step()
+    graphs = weakref.ref(run.engine.session._compiled._passes)
+    run.engine.compile(backend=BACKEND)
+    gc.collect()
+    assert graphs() is None
+    assert output.requires_grad
 
 
 def test_the_model_remembers_one_batch():
