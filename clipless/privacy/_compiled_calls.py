@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,6 +109,16 @@ class CompiledCalls:
         return self._passes is not None and bool(self._passes.active)
 
     def _call_model(self, *inputs: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return _untraced(self._run_model, *inputs, **options)
+        return self._run_model(*inputs, **options)
+
+    def _call_criterion(self, *arguments: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return _untraced(self._run_criterion, *arguments, **options)
+        return self._run_criterion(*arguments, **options)
+
+    def _run_model(self, *inputs: Any, **options: Any) -> Any:
         session, model = self._session, self._session.model
         if options or is_rehearsing() or not (model.training and torch.is_grad_enabled()):
             return model._call_impl(*inputs, **options)
@@ -120,7 +131,7 @@ class CompiledCalls:
             seen = session._after_forward(model, inputs, output, pull)
         return seen
 
-    def _call_criterion(self, *arguments: Any, **options: Any) -> Any:
+    def _run_criterion(self, *arguments: Any, **options: Any) -> Any:
         session, criterion = self._session, self._session.criterion
         call = call_of(arguments[0]) if arguments and torch.is_grad_enabled() else None
         if options or call is None or call.session is not session:
@@ -133,6 +144,12 @@ class CompiledCalls:
         session._leave_criterion(call)
         result: Tensor = settled(call, loss, cotangents)
         return result
+
+
+def _untraced(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call from within somebody else's compiled code: our checks are not to become part of it."""
+    # Wrapped now and not by a decorator, which would load the compiler with this library.
+    return torch.compiler.disable(call)(*arguments, **options)
 
 
 def is_our_own(criterion: Loss) -> bool:

@@ -218,6 +218,20 @@ def test_batches_of_changing_size():
     assert run.engine.ledger.releases == 4
 
 
+@pytest.mark.parametrize("what", ["model", "criterion"])
+def test_compiling_what_is_compiled_already(accelerated, what):
+    """By the user, around ours: the session's checks must not become compiled code."""
+    run = compiled(noise_multiplier=1e3).steps(1)
+    setattr(run, what, torch.compile(getattr(run, what), backend="eager"))
+    run.steps(3)
+    assert run.engine.ledger.releases == 4
+    assert run.engine.session.compiled
+    assert all(gradient.norm() > 10 for gradient in gradients_of(run.model).values())
+    x, _ = run.batch()
+    with refused("criterion"):
+        run.model(x).sum().backward()
+
+
 def test_compiling_in_the_middle_of_a_run():
     run = Run(pad=True).steps(1)
     run.engine.compile(backend=BACKEND)
