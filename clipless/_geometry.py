@@ -12,6 +12,7 @@ from clipless._layout import dense
 from clipless._watched import watched
 
 _LONGEST_ROW = 1 << 14
+"""Entries of one example that a single kernel takes in; longer ones go to torch's operators."""
 
 
 def scale_into_ball(rows: Tensor, radius: float) -> Tensor:
@@ -45,7 +46,7 @@ def guarded(rows: Tensor, radius: float, *, sphere: bool = False) -> Tensor:
 
 
 def _by_one_kernel(rows: Tensor) -> bool:
-    """Whether nobody looks on, and a row fits into the registers of a multiprocessor."""
+    """Whether nobody looks on, and rows are of a kind that the GPU's kernel is made for."""
     return (
         not watched(rows)
         and rows.dtype == torch.float32

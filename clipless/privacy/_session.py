@@ -360,10 +360,8 @@ class TrainingSession:
             self._gradients.add_backward(call.output, call.pull, cotangents, progress.gradients)
             progress.delivered += 1
         finally:
-            call.output, call.pull = (
-                call.output.detach(),
-                None,
-            )  # what is behind it has done its work
+            # What is behind the output has done its work.
+            call.output, call.pull = call.output.detach(), None
             self._delivering.release()
         if self.allows_scaling:  # a scaler wants to see gradients; it may have these
             self._gradients.put([torch.zeros_like(parameter) for parameter in self._trainable])

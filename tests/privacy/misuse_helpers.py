@@ -119,6 +119,15 @@ def expected_gradients(run, x, y, sample=None, tau=1.0):
     return gradients_of(plain)
 
 
+def edit_in_secret(output, how):
+    """Change what the model returned in a way that autograd does not notice; rows are mixed."""
+    if how == "through data":
+        output.data.sub_(output.data.mean(0)).mul_(100.0)
+    else:
+        with torch.no_grad():
+            output.sub_(output.mean(0))
+
+
 def assert_close(found, expected):
     """Two dictionaries of gradients agree."""
     assert set(found) == set(expected)
