@@ -42,7 +42,7 @@ def guarded(rows: Tensor, radius: float, *, sphere: bool = False) -> Tensor:
             kernels.guard(rows, result := torch.empty_like(rows), radius, sphere)
             return result
     finite = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
-    return _scale(finite, radius, sphere=sphere)
+    return (scale_to_sphere if sphere else scale_into_ball)(finite, radius)
 
 
 def _by_one_kernel(rows: Tensor) -> bool:
