@@ -7,6 +7,7 @@ no accelerator is waited for. Gradients and weights travel elsewhere (`_distribu
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -14,6 +15,11 @@ import torch
 import torch.distributed as dist
 
 from clipless.errors import CliplessError, PrivacyError
+
+if dist.is_available():
+    # Its functions have the default group of the moment as a default argument. Whoever loads it
+    # after a group was made (torch does, at odd moments) would hold that group to the end.
+    import torch.distributed.nn.functional
 
 Value = TypeVar("Value")
 
@@ -27,11 +33,23 @@ class Processes:
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._group = _control_group()
+        # Not held: while a group is, `destroy_process_group` leaves its threads running, and one
+        # that still has a message in hand when Python ends takes the process down with it.
+        self._known_group = weakref.ref(_control_group())
         self.stop_wanted = False
         """Set by whoever wants training to end after the present step."""
         self.stop_agreed = False
         """Whether a process wanted it when they last met: the same answer on all of them."""
+
+    @property
+    def _group(self) -> Any:
+        group = self._known_group()
+        if group is None:
+            raise PrivacyError(
+                "the process group in which training began was destroyed; resume from the last "
+                "checkpoint in a new one"
+            )
+        return group
 
     @property
     def first(self) -> bool:
@@ -145,7 +163,7 @@ def process_lost(error: BaseException) -> PrivacyError:
     )
 
 
-_control_groups: dict[int, tuple[Any, Any]] = {}
+_control_groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def _control_group() -> Any:
@@ -154,10 +172,9 @@ def _control_group() -> Any:
     assert default is not None
     if torch.device("cpu") in default._device_types:
         return default
-    known = _control_groups.get(id(default))
-    if known is None or known[0] is not default:
-        known = _control_groups[id(default)] = (default, dist.new_group(backend="gloo"))
-    return known[1]
+    if default not in _control_groups:
+        _control_groups[default] = dist.new_group(backend="gloo")
+    return _control_groups[default]
 
 
 def _digest(state: object) -> int:

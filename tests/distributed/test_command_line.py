@@ -35,9 +35,9 @@ CONFIG = RunConfig.from_dict({
 })  # fmt: skip
 
 
-def torchrun(folder, *arguments, options=()):
+def torchrun(folder, *arguments, options=(), module="clipless"):
     return subprocess.Popen(
-        [*TORCHRUN, *options, "-m", "clipless", *map(str, arguments)], cwd=folder,
+        [*TORCHRUN, *options, "-m", module, *map(str, arguments)], cwd=folder,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
     )  # fmt: skip
 
@@ -51,13 +51,16 @@ def counted(folder):
 
 
 def test_two_processes_train_what_one_does(tmp_path, monkeypatch):
-    process = torchrun(tmp_path, "train", *FLAGS, *QUIET, "--json")
+    process = torchrun(
+        tmp_path, "train", *FLAGS, *QUIET, "--json", module="tests.distributed.leaving"
+    )
     monkeypatch.chdir(tmp_path)
     alone = here("train", *FLAGS, *QUIET, "--json", "--out", "alone").json
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     said = json.loads(out)  # one object, from one process
     assert "Error" not in err
+    assert all(f"process {rank} leaves nothing behind" in err for rank in (0, 1)), err
     assert os.listdir("runs") == ["digits-1"]
     assert said["folder"] == os.path.join("runs", "digits-1")
     for name in ("epsilon", "delta", "steps", "stopped", "averaged"):
