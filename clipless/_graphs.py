@@ -6,11 +6,14 @@ Most of what a small kernel costs is its launch. A replay launches all of them a
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+from clipless._agreement import all_close
 
 Result = TypeVar("Result")
 
@@ -49,7 +52,11 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class Habit:
-    """In-place work on tensors, recorded when it is done for the third time on a GPU."""
+    """In-place work on tensors, recorded when it is done for the third time on a GPU.
+
+    The work must be a function of the tensors alone. The first replay is compared with the work
+    itself; what does not agree, or cannot be recorded, is done kernel by kernel for good.
+    """
 
     def __init__(self) -> None:
         self._addresses: tuple[int, ...] = ()
@@ -66,11 +73,33 @@ class Habit:
             self._addresses, self._times, self._recording = addresses, 0, None
         self._times += 1
         if self._times == 3:
-            self._recording = _recorded(work, tensors)
+            self._record(work, tensors)
         if self._recording is None:
             work(tensors)
+        else:
+            self._replay(self._recording, tensors)
+
+    def _record(self, work: Callable[[list[Tensor]], None], tensors: list[Tensor]) -> None:
+        before, expected = fresh(tensors), fresh(tensors)
+        try:
+            recording = Recording(lambda: work(tensors), device=tensors[0].device)
+        except RuntimeError:  # a constraint of the user's own looks at values, say
             return
-        self._recording.replay()
+        work(expected)
+        self._replay(recording, tensors)
+        if all_close(tensors, expected, tolerance=1e-3):
+            self._recording = recording
+        else:
+            warnings.warn(
+                "a CUDA graph of work on the weights computes something else than that work; "
+                "kernels are launched one by one",
+                stacklevel=2,
+            )
+        torch._foreach_copy_(tensors, before)
+
+    @staticmethod
+    def _replay(recording: Recording[None], tensors: list[Tensor]) -> None:
+        recording.replay()
         for tensor in tensors:  # autograd has not seen that they changed
             torch.autograd.graph.increment_version(tensor)
 
@@ -90,12 +119,3 @@ def _may_record(tensors: list[Tensor]) -> bool:
         return False
     one_device = len({tensor.device for tensor in tensors}) == 1
     return one_device and not torch.cuda.is_current_stream_capturing()
-
-
-def _recorded(
-    work: Callable[[list[Tensor]], None], tensors: list[Tensor]
-) -> Recording[None] | None:  # fmt: skip
-    try:
-        return Recording(lambda: work(tensors), device=tensors[0].device)
-    except RuntimeError:  # a constraint of the user's own looks at values, say
-        return None

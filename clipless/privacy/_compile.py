@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clipless._agreement import close
 from clipless.losses import Loss
 from clipless.nn._gradient import clip_rows
 from clipless.nn._projection import Projection
@@ -193,11 +194,6 @@ def _compare(function: Run, plain: Run, inputs: Sequence[Any], trainable: Sequen
             one is not None and other is not None and not close(one, other, tolerance=0.5)
         ):
             raise RuntimeError("the compiled model's gradients differ from the model's")
-
-
-def close(found: Tensor, expected: Tensor, *, tolerance: float) -> bool:
-    """Whether two tensors differ by rounding at most; NaN differs from everything."""
-    return bool((found - expected).float().norm() <= tolerance * expected.float().norm() + 1e-12)
 
 
 def compiled_projection(projection: Projection, *, backend: str) -> Compiled:
