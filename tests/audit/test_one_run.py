@@ -51,6 +51,18 @@ def test_the_bound_is_where_the_p_value_reaches_the_level():
     assert one_run_p_value(**arguments, epsilon=bound + 1e-4) > 0.1
 
 
+@pytest.mark.parametrize(
+    ("canaries", "guesses", "correct", "delta", "published"),
+    [(1000, 100, 75, 1e-4, 0.673), (100_000, 1510, 1439, 1e-5, 2.675)],
+)
+def test_values_that_the_authors_print(canaries, guesses, correct, delta, published):
+    """At 95%: appendix D, and section 7 of the paper, whose last digit may be cut off."""
+    found = one_run_lower_bound(
+        canaries=canaries, guesses=guesses, correct=correct, delta=delta, confidence=0.95
+    )
+    assert found == pytest.approx(published, abs=1e-3)
+
+
 def test_the_correction_is_that_of_the_theorem():
     """Written out with a loop over all i up to m."""
     m, r, v, epsilon, delta = 40, 20, 17, 1.0, 1e-3
