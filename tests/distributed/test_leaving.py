@@ -5,6 +5,7 @@ import weakref
 import torch.distributed as dist
 
 from clipless.errors import PrivacyError
+from clipless.privacy._distributed import Processes
 from tests.distributed.group import together
 from tests.distributed.runs import private_run
 from tests.privacy.runs import mlp
@@ -27,3 +28,19 @@ def test_an_engine_does_not_hold_the_group():
     for gone, said in together(train_and_leave, 2):
         assert gone
         assert "process group in which training began was destroyed" in said
+
+
+def talk_and_leave():
+    dist.init_process_group("cuda:gloo")  # no messages between CPUs, as with NCCL
+    first, second = Processes(), Processes()
+    assert first._group is second._group is not dist.group.WORLD
+    found = first.gather(first.rank)
+    groups = weakref.ref(dist.group.WORLD), weakref.ref(first._group)
+    dist.destroy_process_group()
+    return found, [group() is None for group in groups]
+
+
+def test_groups_of_accelerators_have_one_beside_them_which_goes_with_them():
+    for found, gone in together(talk_and_leave, 2, joined=False):
+        assert found == [0, 1]
+        assert gone == [True, True]

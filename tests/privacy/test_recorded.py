@@ -17,6 +17,7 @@ from clipless.privacy import _recorded
 from clipless.privacy._compiled_calls import is_our_own
 from clipless.privacy._recorded import Recorded
 from clipless.privacy._session import TrainingSession
+from tests.privacy.compiled_runs import BACKEND, compiled
 from tests.privacy.misuse_helpers import (
     assert_close,
     edit_in_secret,
@@ -27,7 +28,6 @@ from tests.privacy.misuse_helpers import (
 from tests.privacy.runs import SHAPES, Run, cnn, examples, mlp, residual
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-BACKEND = "aot_eager"
 
 
 class Repetition:
@@ -56,8 +56,7 @@ def _tensors(result):
 
 
 @pytest.fixture(autouse=True)
-def _as_on_a_gpu(request, monkeypatch):
-    torch._dynamo.reset()
+def _as_on_a_gpu(request, monkeypatch, fresh_compiler):
     monkeypatch.setattr(Repetition, "made", 0)
     monkeypatch.setattr(Repetition, "fails", None)
     if "real" not in request.node.name:
@@ -65,13 +64,6 @@ def _as_on_a_gpu(request, monkeypatch):
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
         monkeypatch.setattr(TrainingSession, "on_cuda", property(lambda session: True))
         monkeypatch.setattr(TrainingSession, "on_accelerator", property(lambda session: True))
-    yield
-    torch._dynamo.reset()
-
-
-def recorded(model=None, **options):
-    options.setdefault("compile", BACKEND)
-    return Run(model, **options)
 
 
 def passes_of(run):
@@ -99,7 +91,7 @@ def test_training_is_the_same(build, precision):
 
 
 def test_gradients_are_those_of_the_batch():
-    run = recorded(data=examples(40), noise_multiplier=0.0, batch_size=20).steps(2)
+    run = compiled(data=examples(40), noise_multiplier=0.0, batch_size=20).steps(2)
     for _ in range(3):
         x, y = run.batch()
         run.backward(x, y)
@@ -108,7 +100,7 @@ def test_gradients_are_those_of_the_batch():
 
 
 def test_evaluation_is_not_recorded():
-    run = recorded().steps(3)
+    run = compiled().steps(3)
     x = torch.randn(7, 6)
     run.model.eval()
     torch.testing.assert_close(run.model(x), copy.deepcopy(run.model)(x))
@@ -122,7 +114,7 @@ def test_evaluation_is_not_recorded():
 
 def test_what_was_handed_out_stays_what_it_was():
     """The next gradient, which has no noise yet, must not appear in that of the last step."""
-    run = recorded().steps(2)
+    run = compiled().steps(2)
     kept = []
     for _ in range(2):
         x, y = run.batch()
@@ -142,7 +134,7 @@ def test_what_was_handed_out_stays_what_it_was():
 
 @pytest.mark.parametrize("early", [False, True])
 def test_edited_outputs_change_nothing(early):
-    run = recorded(noise_multiplier=0.0).steps(1 if early else 3)
+    run = compiled(noise_multiplier=0.0).steps(1 if early else 3)
     x, y = run.batch()
     expected = expected_gradients(run, x, y)
     out = run.model(x)
@@ -152,7 +144,7 @@ def test_edited_outputs_change_nothing(early):
 
 
 def test_outputs_that_are_kept_keep_no_graphs():
-    run = recorded().steps(2)
+    run = compiled().steps(2)
     x, y = run.batch()
     output = run.model(x)
     run.criterion(output, y).backward()
@@ -165,7 +157,7 @@ def test_outputs_that_are_kept_keep_no_graphs():
 
 
 def test_the_model_remembers_one_batch():
-    run = recorded().steps(2)
+    run = compiled().steps(2)
     x, y = run.batch()
     loss = run.criterion(run.model(x), y)
     run.model(x)
@@ -178,7 +170,7 @@ def test_the_model_remembers_one_batch():
 
 def test_a_changed_model_is_compiled_and_recorded_anew():
     """A graph of what the model was would not have the bounds of what it is."""
-    run = recorded(noise_multiplier=0.0).steps(3)
+    run = compiled(noise_multiplier=0.0).steps(3)
     old = max(run.engine.plan.sensitivities.values())
     run.model[0].norm = 0.5
     run.step()  # compiled anew
@@ -191,7 +183,7 @@ def test_a_changed_model_is_compiled_and_recorded_anew():
 
 
 def test_moved_weights_are_followed():
-    run = recorded(noise_multiplier=0.0).steps(3)
+    run = compiled(noise_multiplier=0.0).steps(3)
     with torch.no_grad():
         for parameter in run.model.parameters():
             parameter.data = parameter.data.clone()
@@ -203,7 +195,7 @@ def test_moved_weights_are_followed():
 
 
 def test_a_changed_criterion_is_recorded_anew():
-    run = recorded(noise_multiplier=0.0).steps(3)
+    run = compiled(noise_multiplier=0.0).steps(3)
     run.criterion.tau = 3.0
     run.steps(2)
     assert Repetition.made == 3 + 1
@@ -241,7 +233,7 @@ def test_other_shapes_go_to_the_function_itself():
 
 def test_what_cannot_be_recorded(monkeypatch):
     monkeypatch.setattr(Repetition, "fails", RuntimeError("operation not permitted"))
-    run = recorded(noise_multiplier=0.0)
+    run = compiled(noise_multiplier=0.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run.steps(4)
@@ -267,7 +259,7 @@ class Forgetful(Repetition):
 def test_replays_that_compute_something_else(monkeypatch):
     """Gradients of a broken graph have no bound."""
     monkeypatch.setattr(_recorded, "Recording", Forgetful)
-    run = recorded(noise_multiplier=0.0)
+    run = compiled(noise_multiplier=0.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run.steps(4)
