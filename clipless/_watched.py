@@ -33,8 +33,10 @@ def watched(x: Tensor) -> bool:
 def compiled() -> bool:
     """Whether a compiler looks, and no function transform: it understands hand-written backwards.
 
+    Programs that are exported, by others than `torch.compile`, are to consist of torch's operators.
+
     Example:
         >>> compiled()
         False
     """
-    return torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_dynamo_compiling() and not torch._C._are_functorch_transforms_active()

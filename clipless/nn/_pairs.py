@@ -15,6 +15,7 @@ from clipless._kernels import kernels_for
 from clipless._layout import dense
 from clipless._watched import compiled, watched
 from clipless.nn._parts import in_parts
+from clipless.nn._traced import sorted_pairs
 
 
 def sort_pairs(x: Tensor, dim: int, *, descending: bool) -> Tensor:
@@ -24,7 +25,7 @@ def sort_pairs(x: Tensor, dim: int, *, descending: bool) -> Tensor:
     the Jacobian always is a permutation.
     """
     if compiled():
-        return _traced(x, dim, descending)
+        return sorted_pairs(x, dim, descending)
     if watched(x) or x.numel() == 0 or x.shape[dim] % 2:
         return _plain(x, dim, descending)
     if torch.is_grad_enabled() and x.requires_grad:
@@ -42,94 +43,6 @@ def _plain(x: Tensor, dim: int, descending: bool) -> Tensor:
     swapped = (first < second if descending else first > second).unsqueeze(inner)
     ordered = torch.where(swapped, pairs.flip(inner), pairs)
     return ordered.flatten(dim, dim + 1) if dim >= 0 else ordered.flatten(dim - 1, dim)
-
-
-def _traced(x: Tensor, dim: int, descending: bool) -> Tensor:
-    """The same for compilers: entry by entry, so that it is fused with what is around it.
-
-    All that is written has the shape of x. A tensor of pairs, with one axis more, would be laid out
-    in its own way and then copied to the layout that a convolution wants.
-    """
-    dim = dim % x.ndim
-    if x.dtype == torch.float32 and torch.is_grad_enabled() and x.requires_grad:
-        tagged: Tensor = _TaggedSort.apply(x, dim, descending)  # type: ignore[no-untyped-call]
-        return tagged
-    marked: Tensor = _MarkedSort.apply(x, dim, descending)[0]  # type: ignore[no-untyped-call]
-    return marked
-
-
-class _TaggedSort(torch.autograd.Function):
-    """Every sorted entry carries, as its last bit, whether its pair was swapped.
-
-    Sorted values are kept for the next layer's backward pass anyway, so that nothing is kept, and
-    nothing written, besides them. They change by one unit in the last place at most, a relative
-    2^-23 a layer, which is rounding like that of any product, and covered like it.
-    """
-
-    @staticmethod
-    def forward(x: Tensor, dim: int, descending: bool) -> Tensor:
-        other = _others(x, dim)
-        leads = _places(x, dim) == 0
-        first, second = torch.where(leads, x, other), torch.where(leads, other, x)
-        swapped = first < second if descending else first > second
-        # The choice comes last, so that the result is more than bits under another name: of such,
-        # compilers keep both.
-        odd = (other.view(torch.int32) | 1).view(torch.float32)
-        even = (x.view(torch.int32) & -2).view(torch.float32)
-        return torch.where(swapped, odd, even)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.dim = inputs[1]
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
-        (cotangent,) = cotangents
-        (ordered,) = ctx.saved_tensors
-        swapped = (ordered.view(torch.int32) & 1) != 0
-        # Operators take the layout of their first operand: let it be that of the cotangent.
-        swapped = (cotangent.abs() < 0) | swapped
-        return torch.where(swapped, _others(cotangent, ctx.dim), cotangent), None, None
-
-
-class _MarkedSort(torch.autograd.Function):
-    """A byte of its own for every pair: shorter numbers have no bit to spare."""
-
-    @staticmethod
-    def forward(x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
-        other = _others(x, dim)
-        low = _places(x, dim) == int(descending)
-        ordered = torch.where(low, torch.minimum(x, other), torch.maximum(x, other))
-        first, second = x.unflatten(dim, (-1, 2)).unbind(dim + 1)
-        return ordered, first < second if descending else first > second
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-        ctx.dim = inputs[1]
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
-        cotangent, _ = cotangents
-        (marks,) = ctx.saved_tensors
-        pair = torch.arange(cotangent.shape[ctx.dim], device=cotangent.device) // 2
-        swapped = marks.index_select(ctx.dim, pair)
-        # Operators take the layout of their first operand: let it be that of the cotangent.
-        swapped = (cotangent.abs() < 0) | swapped
-        return torch.where(swapped, _others(cotangent, ctx.dim), cotangent), None, None
-
-
-def _others(x: Tensor, dim: int) -> Tensor:
-    """For every entry the other one of its pair."""
-    return x.unflatten(dim, (-1, 2)).flip(dim + 1).flatten(dim, dim + 1)
-
-
-def _places(x: Tensor, dim: int) -> Tensor:
-    """0 for the first members of pairs and 1 for the second, to be broadcast to `x`."""
-    places = torch.arange(x.shape[dim], device=x.device) % 2
-    return places.reshape(-1, *([1] * (x.ndim - 1 - dim)))
 
 
 class _Pairs(NamedTuple):

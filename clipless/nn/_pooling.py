@@ -14,8 +14,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.nn._euclidean import GlobalNorms, WindowNorms, euclidean_norms
-from clipless.nn._euclidean import root as root  # for pooling layers elsewhere
+from clipless.nn._euclidean import euclidean_norms
+from clipless.nn._windows import GlobalNorms, WindowNorms
+from clipless.nn._windows import root as root  # for pooling layers elsewhere
 from clipless.spectral import patch_multiplicity
 
 Size = int | Sequence[int]

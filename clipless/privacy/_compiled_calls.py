@@ -63,6 +63,7 @@ class CompiledCalls:
         forward = compiled_model(
             session.model, session._trainable, precision=session.plan.precision,
             backend=backend, mode=GRAPH_MODES.get(mode, mode), fixed=self._fixed,
+            joined=session.on_accelerator,
         )  # fmt: skip
 
         def pays(*inputs: Any) -> bool:

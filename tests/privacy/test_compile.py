@@ -16,6 +16,7 @@ import clipless
 from clipless import losses
 from clipless import nn as lip
 from clipless.nn import prepare_projection
+from clipless.nn._traced import join_sorted_norms
 from clipless.privacy._compile import (
     Compiled,
     compiled_projection,
@@ -58,6 +59,29 @@ def test_training_is_the_same(build, precision):
     tolerance = 1e-5 if precision == "float32" else 1e-2
     for name, weight in weights[0].items():
         torch.testing.assert_close(weights[1][name], weight, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("where", ["cpu", "accelerator"])
+def test_layers_are_joined_on_accelerators_alone(where, precision, monkeypatch, request):
+    """And training is the same."""
+    if where == "accelerator":
+        request.getfixturevalue("accelerated")
+    counts = []
+
+    def join_and_count(graph):
+        counts.append(join_sorted_norms(graph))
+        return counts[-1]
+
+    monkeypatch.setattr("clipless.privacy._compile.join_sorted_norms", join_and_count)
+    weights = []
+    for options in ({"pad": True}, {"compile": BACKEND}):
+        torch.manual_seed(1)
+        run = Run(cnn(), examples(100, SHAPES[cnn]), precision=precision, **options).steps(3)
+        weights.append(weights_of(run.model))
+    assert counts == ([1] if where == "accelerator" else [])
+    tolerance = 1e-5 if precision == "float32" else 1e-2
+    torch.testing.assert_close(weights[1], weights[0], atol=tolerance, rtol=tolerance)
 
 
 def test_the_compiled_criterion_is_the_same(accelerated):

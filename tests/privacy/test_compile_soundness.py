@@ -16,9 +16,13 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.mark.parametrize(
-    ("build", "precision"), [(cnn, "float32"), (residual, "bfloat16"), (clipped, "bfloat16")]
-)
-def test_one_example_stays_within_its_sensitivity(build, precision, monkeypatch):
+    ("build", "precision", "where"),
+    [(cnn, "float32", "cpu"), (cnn, "float32", "accelerator"), (cnn, "bfloat16", "accelerator"),
+     (residual, "bfloat16", "cpu"), (clipped, "bfloat16", "cpu")],
+)  # fmt: skip
+def test_one_example_stays_within_its_sensitivity(build, precision, where, monkeypatch, request):
+    if where == "accelerator":
+        request.getfixturevalue("accelerated")
     monkeypatch.setattr(
         "tests.privacy.misuse_helpers.Run",
         lambda *a, **k: Run(*a, **{**k, "compile": BACKEND, "precision": precision}),
