@@ -7,7 +7,9 @@ import torch
 
 from clipless import _geometry, _kernels
 from clipless import nn as lip
-from clipless.nn import _pairs, _windows
+from clipless.nn import _pairs
+from clipless.nn._euclidean import euclidean_norms
+from clipless.nn._windows import WindowNorms
 from tests.nn.saved import gradient, saved_bytes
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -70,12 +72,12 @@ def test_sorting(shape, dtype, layout):
 @pytest.mark.parametrize("shape", IMAGES[:2], ids=str)
 @pytest.mark.parametrize("kernel", [(2, 2), (3, 2), (1, 3)], ids=str)
 def test_pooling(shape, dtype, layout, kernel):
-    norms = _windows.WindowNorms(kernel=kernel, stride=kernel, padding=(0, 0), multiplicity=1)
+    norms = WindowNorms(kernel=kernel, stride=kernel, padding=(0, 0), multiplicity=1)
     x = images(shape, dtype, layout)
     x[0] = 0
 
     def by_kernel(value):
-        return _windows.euclidean_norms(value, norms)
+        return euclidean_norms(value, norms)
 
     result = by_kernel(x)
     cotangent = torch.randn_like(result)
