@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from clipless.nn._traced_pairs import leading, members, traced_sort
 from clipless.nn._windows import WindowNorms, finish, quotient, wide
 
+_LAYOUTS = (torch.contiguous_format, torch.channels_last)
 _WINDOWS = "int[] kernel, int[] stride, int[] padding, int multiplicity"
 _LIBRARY = torch.library.Library("clipless", "DEF")
 _LIBRARY.define("sort_pairs(Tensor x, int dim, bool descending) -> Tensor")
@@ -136,9 +137,14 @@ def _laid_out_like(x: Tensor, other: Tensor) -> Tensor:
     """`x` as `other` lies in memory, by a copy of its own if there is a difference.
 
     Behind a layer that flattens images, cotangents lie channel by channel. Kernels that read them
-    so from every pixel of a window take three times as long as with a copy made before.
+    so from every pixel of a window take three times as long as with a copy made before. What is
+    one value for many entries, or has gaps, is no layout to be changed.
     """
-    if x.stride() == other.stride():
+    of_x, of_other = (
+        {layout for layout in _LAYOUTS if each.is_contiguous(memory_format=layout)}
+        for each in (x, other)
+    )
+    if not of_x or not of_other or of_x & of_other:
         return x
     copy: Tensor = torch.ops.clipless.laid_out_like(x, other)
     return copy

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo import lookup_backend
+from torch._dynamo.backends.common import aot_autograd
 
 from clipless import nn as lip
 from clipless.nn._traced import join_sorted_norms
@@ -139,29 +140,39 @@ def test_joined_layers_keep_their_input_and_the_norms(layout):
     assert kept <= expected + sum(p.numel() for p in model.parameters()) + 64
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_flattened_images_hand_back_cotangents_in_another_layout(layout):
-    """They are copied first, by one operator, and only if they lie in memory in another way."""
+@pytest.mark.parametrize(
+    ("head", "layout", "copies"),
+    [
+        (nn.Flatten(), torch.contiguous_format, 0),
+        (nn.Flatten(), torch.channels_last, 1),
+        (nn.Sequential(lip.ScaledL2NormPool2d(4), nn.Flatten()), torch.channels_last, 0),
+        (lip.ScaledGlobalAvgPool2d(), torch.channels_last, 0),
+    ],
+    ids=["flattened", "flattened from channels last", "to one pixel", "to a mean"],
+)
+def test_cotangents_in_another_layout_are_copied_first(head, layout, copies):
+    """Once, by an operator of its own, and only if they lie in memory in another way."""
     model = nn.Sequential(
-        lip.SpectralConv2d(3, 8, 3, padding=1), lip.GroupSort(2), lip.ScaledL2NormPool2d(2),
-        nn.Flatten(), lip.SpectralLinear(8 * 4 * 4, 2),
-    ).to(memory_format=layout)  # fmt: skip
-    seen = []
+        lip.SpectralConv2d(3, 8, 3, padding=1), lip.GroupSort(2), lip.ScaledL2NormPool2d(2), head
+    ).to(memory_format=layout)
+    found = []
 
-    def backward(module, examples):
-        names = [str(node.target) for node in module.graph.nodes]
-        seen.append(sum("laid_out_like" in name for name in names))
+    def compile_backward(module, examples):
+        targets = [str(node.target) for node in module.graph.nodes]
+        found.append(sum("laid_out_like" in target for target in targets))
         return module.forward
 
-    from torch._dynamo.backends.common import aot_autograd
-
-    compile_graph = aot_autograd(fw_compiler=lambda module, _: module.forward, bw_compiler=backward)
+    backend = aot_autograd(
+        fw_compiler=lambda module, examples: module.forward, bw_compiler=compile_backward
+    )
     x = torch.randn(3, 3, 8, 8).to(memory_format=layout)
-    compiled = torch.compile(model, backend=compile_graph)
-    found = torch.autograd.grad(compiled(x).sum(), list(model.parameters()))
-    assert seen == [int(layout == torch.channels_last)]
-    expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    compiled = torch.compile(model, backend=backend)
+    expected = model(x)
+    cotangent = torch.randn_like(expected)
+    slopes = torch.autograd.grad(compiled(x), list(model.parameters()), cotangent)
+    assert found == [copies]
+    wanted = torch.autograd.grad(expected, list(model.parameters()), cotangent)
+    torch.testing.assert_close(slopes, wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_exported_programs_consist_of_torch_s_operators():
