@@ -47,25 +47,30 @@ def join_sorted_norms(graph: fx.Graph) -> int:
     """
     operators = torch.ops.clipless
     joined = 0
-    for node in graph.find_nodes(op="call_function", target=operators.window_norms):
-        ordered, *windows = node.args
+    for norms in graph.find_nodes(op="call_function", target=operators.window_norms):
+        ordered, *windows = norms.args
         if not (
-            isinstance(ordered, fx.Node)
-            and ordered.target is operators.sort_pairs
+            ordered.target is operators.sort_pairs
             and len(ordered.users) == 1
             and ordered.args[1] == 1
             and _windows(*windows).tiles
+            and _alike(ordered.args[0], ordered, norms)
         ):
             continue
         x, _, descending = ordered.args
-        with graph.inserting_before(node):
+        with graph.inserting_before(ordered):  # x may be changed in place after it was sorted
             both = graph.call_function(operators.sorted_window_norms, (x, descending, *windows))
-        both.meta.update(node.meta)
-        node.replace_all_uses_with(both)
-        graph.erase_node(node)
+        both.meta.update(norms.meta)
+        norms.replace_all_uses_with(both)
+        graph.erase_node(norms)
         graph.erase_node(ordered)
         joined += 1
     return joined
+
+
+def _alike(*nodes: fx.Node) -> bool:
+    """Whether gradients flow through all of them, or through none."""
+    return len({node.meta["example_value"].requires_grad for node in nodes}) == 1
 
 
 class _TracedNorms(torch.autograd.Function):

@@ -122,6 +122,35 @@ def test_sorted_values_with_another_use_are_not_lost():
     torch.testing.assert_close(joined(model, times=0)(x), model(x))
 
 
+def test_what_is_changed_after_it_was_sorted_does_not_matter():
+    order, pool = lip.GroupSort(2), lip.ScaledL2NormPool2d(2)
+
+    def model(x):
+        y = 2 * x
+        ordered = order(y)
+        y += 1
+        return pool(ordered)
+
+    x = images((2, 4, 4, 4))
+    torch.testing.assert_close(joined(model)(x), model(x))
+
+
+@pytest.mark.parametrize("constant", ["sorted values", "norms"])
+def test_gradients_that_were_stopped_stay_so(constant):
+    order, pool = lip.GroupSort(2), lip.ScaledL2NormPool2d(2)
+
+    def model(x):
+        with torch.set_grad_enabled(constant == "norms"):
+            ordered = order(x)
+        with torch.set_grad_enabled(constant != "norms"):
+            norms = pool(ordered)
+        return norms + x[:, :, ::2, ::2]
+
+    x, cotangent = images((2, 4, 4, 4)), torch.randn(2, 4, 2, 2)
+    found = gradient(joined(model, times=0), x, cotangent)
+    torch.testing.assert_close(found, gradient(model, x, cotangent))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_joined_layers_keep_their_input_and_the_norms(layout):
     """The convolution's result instead of the sorted one: no more than without joining."""

@@ -151,7 +151,7 @@ def test_one_graph_for_all_steps():
     assert counters["stats"]["unique_graphs"] == 1
 
 
-@torch._dynamo.config.patch(recompile_limit=2)
+@torch._dynamo.config.patch(cache_size_limit=2)  # also known as recompile_limit since torch 2.7
 def test_more_runs_than_the_compiler_keeps_versions_of():
     for _ in range(4):
         run = compiled(nn.Sequential(lip.BoundedInput(1.0), lip.SpectralLinear(6, 3)))
