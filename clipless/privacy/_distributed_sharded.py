@@ -41,9 +41,12 @@ def noise_prefix(rank: int, *, sharded: bool) -> str:
 
 def sharded_modules(model: nn.Module) -> list[Any]:
     """The modules that `fully_shard` was called on."""
-    return [
-        module for module in model.modules() if hasattr(type(module), "set_gradient_divide_factor")
-    ]
+    return [module for module in model.modules() if _was_sharded(module)]
+
+
+def _was_sharded(module: nn.Module) -> bool:
+    """Told by what sharded modules have in all releases of torch; other names come and go."""
+    return hasattr(type(module), "_get_fsdp_state")
 
 
 def reshard(model: nn.Module) -> None:
@@ -132,7 +135,7 @@ def uncovered(model: nn.Module) -> Iterator[None]:
 
 def _uncover(module: nn.Module) -> tuple[nn.Module, type, dict[str, Any], list[Any]]:
     kind = type(module)
-    if hasattr(type(module), "set_gradient_divide_factor"):
+    if _was_sharded(module):
         module.__class__ = kind.__bases__[1]
     names = [name for name in vars(module) if name.startswith(_STATE_KEYS)]
     attributes = {name: vars(module).pop(name) for name in names}

@@ -171,7 +171,7 @@ def foreign_wrapper():
 
 def sharded_otherwise():
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh("cpu", (2,))
     model = fully_shard(
@@ -190,6 +190,11 @@ def sharded_otherwise():
     run = private_run(mlp, "fsdp")
     with pytest.raises(PrivacyError, match="cannot be compiled"):
         run.engine.compile()
+    # As before torch 2.9 and, the first of them under another name, before 2.8.
+    for name in ("set_force_sum_reduction_for_comms", "set_gradient_divide_factor"):
+        delattr(FSDPModule, name)
+        with pytest.raises(PrivacyError, match=r"torch 2\.9 or newer"):
+            private_run(mlp, "fsdp")
 
 
 def loaders_and_optimizers():
