@@ -1,14 +1,15 @@
 """Sorting of pairs and norms of windows while a compiler captures the model.
 
-In the captured graph each is one operator. Whoever compiles the graph may join a sort with the
-norms that are all it is for (`join_sorted_norms`). After that, every operator is its formula, with
-a backward pass by hand, from which the compiler makes kernels.
+Each is a formula with a backward pass by hand, from which the compiler makes kernels. Whoever wants
+to join a sort with the norms that are all it is for captures them as one operator each
+(`as_operators`), and calls `join_sorted_norms` before the compiler looks into the operators.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,15 +27,34 @@ _LIBRARY.define(f"sorted_window_norms(Tensor x, bool descending, {_WINDOWS}) -> 
 _LIBRARY.define("laid_out_like(Tensor x, Tensor other) -> Tensor")
 
 
+_operators = False  # a variable that compilers can watch
+
+
+@contextmanager
+def as_operators(wanted: bool) -> Iterator[None]:
+    """Let what is captured, and what was captured so, contain sorts and norms as operators.
+
+    Not by default: exported programs, for one, are to run where this library is not.
+    """
+    global _operators
+    before, _operators = _operators, wanted
+    try:
+        yield
+    finally:
+        _operators = before
+
+
 def sorted_pairs(x: Tensor, dim: int, descending: bool) -> Tensor:
     """Sort consecutive pairs along `dim`."""
-    ordered: Tensor = torch.ops.clipless.sort_pairs(x, dim % x.ndim, descending)
+    sort = torch.ops.clipless.sort_pairs if _operators else traced_sort
+    ordered: Tensor = sort(x, dim % x.ndim, descending)
     return ordered
 
 
 def window_norms(x: Tensor, windows: WindowNorms) -> Tensor:
     """The Euclidean norms of windows."""
-    norms: Tensor = torch.ops.clipless.window_norms(
+    function = torch.ops.clipless.window_norms if _operators else _norms
+    norms: Tensor = function(
         x, windows.kernel, windows.stride, windows.padding, windows.multiplicity
     )
     return norms
@@ -143,8 +163,11 @@ def _laid_out_like(x: Tensor, other: Tensor) -> Tensor:
 
     Behind a layer that flattens images, cotangents lie channel by channel. Kernels that read them
     so from every pixel of a window take three times as long as with a copy made before. What is
-    one value for many entries, or has gaps, is no layout to be changed.
+    one value for many entries, or has gaps, is no layout to be changed. (While a graph is captured
+    nobody knows the layout of cotangents; inside operators they are known.)
     """
+    if torch.compiler.is_dynamo_compiling():
+        return x
     of_x, of_other = (
         {layout for layout in _LAYOUTS if each.is_contiguous(memory_format=layout)}
         for each in (x, other)

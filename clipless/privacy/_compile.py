@@ -18,7 +18,7 @@ from clipless._agreement import close
 from clipless.losses import Loss
 from clipless.nn._gradient import clip_rows
 from clipless.nn._projection import Projection
-from clipless.nn._traced import join_sorted_norms
+from clipless.nn._traced import as_operators, join_sorted_norms
 from clipless.privacy._precision import Precision
 
 Run = Callable[..., Any]
@@ -66,6 +66,10 @@ class Compiled:
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the function."""
+        with as_operators(self._joined):
+            return self._call(*arguments)
+
+    def _call(self, *arguments: Any) -> Any:
         if self._function is None:
             self._function = torch.compile(
                 _with_own_code(self.plain),
