@@ -175,7 +175,7 @@ def natural(count, size, seed=0):
     f = torch.fft.fftfreq(size).double()
     radius = (f[:, None] ** 2 + f[None, :] ** 2).sqrt()
     radius[0, 0] = math.inf
-    return torch.fft.ifft2(noise / radius).real
+    return torch.fft.ifft2(noise * (1 / radius)).real
 
 
 def shares(layer, x):
