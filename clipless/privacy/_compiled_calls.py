@@ -15,12 +15,12 @@ from clipless.losses import Loss, PerExample
 from clipless.privacy import _compile
 from clipless.privacy._compile import (
     GRAPH_MODES,
-    Compiled,
     compiled_criterion,
     compiled_model,
     kept_bytes,
     uncompilable,
 )
+from clipless.privacy._compiled import Compiled
 from clipless.privacy._guards import call_of, limit_of, settled, values_of
 from clipless.privacy._inspection import weights_on
 from clipless.privacy._recorded import Recorded, RecordedPasses

@@ -19,7 +19,7 @@ from torch import Tensor
 from clipless._agreement import all_close
 from clipless._graphs import Recording, addresses_of, fresh
 from clipless.errors import PrivacyError
-from clipless.privacy._compile import Run
+from clipless.privacy._compiled import Run
 
 _MOST_BEGINNINGS = 8
 """After how many changes nothing is recorded any more: a recording takes as long as many steps."""

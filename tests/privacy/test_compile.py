@@ -17,12 +17,8 @@ from clipless import losses
 from clipless import nn as lip
 from clipless.nn import prepare_projection
 from clipless.nn._traced import join_sorted_norms
-from clipless.privacy._compile import (
-    Compiled,
-    compiled_projection,
-    guarded_losses,
-    kept_bytes,
-)
+from clipless.privacy._compile import compiled_projection, guarded_losses, kept_bytes
+from clipless.privacy._compiled import Compiled
 from clipless.training import Trainer
 from tests.privacy.compiled_runs import BACKEND, PRECISIONS, clipped, compiled
 from tests.privacy.misuse_helpers import (
@@ -73,7 +69,7 @@ def test_layers_are_joined_on_accelerators_alone(where, precision, monkeypatch, 
         counts.append(join_sorted_norms(graph))
         return counts[-1]
 
-    monkeypatch.setattr("clipless.privacy._compile.join_sorted_norms", join_and_count)
+    monkeypatch.setattr("clipless.privacy._compiled.join_sorted_norms", join_and_count)
     weights = []
     for options in ({"pad": True}, {"compile": BACKEND}):
         torch.manual_seed(1)
