@@ -24,3 +24,11 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def fresh_compiler():
+    """Nothing that other tests compiled is known, and nothing of this one is left."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -1,16 +1,8 @@
-"""Compilers and accelerators, as far as tests without them can have them."""
+"""Accelerators, as far as tests without them can have them."""
 
 import pytest
-import torch
 
 from clipless.privacy._session import TrainingSession
-
-
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture
