@@ -28,7 +28,8 @@ test: lint
 
 # The tests that draw their examples, with new examples and many of them.
 fuzz: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --hypothesis-profile fuzz $$(grep -rl --include='*.py' @given tests)
+	CLIPLESS_TEST_ENTROPY=fresh OMP_NUM_THREADS=1 \
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile fuzz $$(grep -rl --include='*.py' @given tests)
 
 bench: setup
 	$(BIN)/python benchmarks/overhead.py

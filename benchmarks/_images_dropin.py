@@ -80,7 +80,7 @@ def _clipless(model, train, device):
     watch = Epochs(device)
     trainer = Trainer(
         model, losses.CrossEntropy(tau=256.0), target_epsilon=EPSILON, target_delta=DELTA,
-        batch_size=BATCH, epochs=EPOCHS, product_clip=PRODUCT_CLIP, average=0.95, seed=0,
+        batch_size=BATCH, epochs=EPOCHS, product_clip=PRODUCT_CLIP, average=0.95,
         optimizer=lambda parameters: LayerAdam(parameters, lr=LEARNING_RATE), device=device,
         callbacks=[watch], progress=False,
     )  # fmt: skip

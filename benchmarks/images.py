@@ -101,7 +101,7 @@ def certificates(sets, seeds, epsilons):
         chosen = dataclasses.replace(rule, temperature=temperature)
         trained = train_images(
             *data.train, classes=10, epsilon=epsilon,
-            delta=config.privacy.delta, rule=chosen, seed=seed, features=features,
+            delta=config.privacy.delta, rule=chosen, features=features,
         )  # fmt: skip
         found = certified_accuracy(
             trained.model, test, labels, radii=[r / 255 for r in PAPER_RADII]

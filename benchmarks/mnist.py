@@ -84,7 +84,6 @@ def run(train, test, seed: int, device: str) -> dict[str, object]:
         optimizer=lambda parameters: LayerAdam(parameters, lr=RECIPE["learning_rate"]),
         average=RECIPE["average_decay"],
         pad=True,
-        seed=seed,
         device=device,
     )
     result = trainer.fit(train)

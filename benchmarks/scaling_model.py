@@ -15,7 +15,7 @@ from typing import Any
 from _results import save
 
 from clipless.privacy import PoissonSampling, default_delta, noise_multiplier_for
-from clipless.privacy._sampling import IndexSampler
+from clipless.privacy.sampling._samplers import IndexSampler
 
 EPSILON = 1.0
 SCHEDULES = [

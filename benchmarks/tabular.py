@@ -31,7 +31,6 @@ from _results import RESULTS, save_rows
 from sklearn.metrics import roc_auc_score
 
 from clipless.data import load
-from clipless.data._custody import PrivateRows
 from clipless.privacy import (
     FullBatch,
     Ledger,
@@ -42,6 +41,7 @@ from clipless.privacy import (
     noise_multiplier_for,
 )
 from clipless.sklearn import CliplessClassifier, TabularRule
+from clipless.statistics import PrivateRows
 
 DELTAS = {
     "ALOI": 1e-5, "campaign": 1e-5, "celeba": 1e-6, "donors": 1e-6,
@@ -89,11 +89,13 @@ def run_opacus(
     begun = time.perf_counter()
     rows, delta = len(x), DELTAS[name]
     rule = TabularRule.choose(rows=rows, columns=x.shape[1], epsilon=EPSILON)
-    ledger = Ledger.in_memory(dataset_size=rows, relation=Relation.ADD_REMOVE)
+    ledger = Ledger.in_memory(dataset_size=rows, relation=Relation.ZERO_OUT)
     reader = CliplessClassifier(random_state=seed)
-    numbers, codes = reader._read(x, reset=True)
-    private = PrivateRows(numbers, codes, torch.from_numpy(y), ledger=ledger, seed=seed)
-    encoder = reader._fitted_encoder(private, reader._scaling(private, rule), rule)
+    numbers, codes, _ = reader._read(x, reset=True)
+    private = PrivateRows(numbers, codes, torch.from_numpy(y), ledger=ledger)
+    scaling = reader._scaling(private, rule, {}, ask_all=False)
+    decorrelates = rule.decorrelates(rows=rows, features=reader._schema.expected_features)
+    encoder = reader._fitted_encoder(private, scaling, rule, decorrelates)
     prior = private.noisy_counts(
         lambda _x, _codes, y: y[:, None], bins=[2], noise_multiplier=rule.label_noise, label="prior"
     )[0].clamp(min=max(1.0, 1e-3 * rows))
@@ -137,7 +139,7 @@ def run_opacus(
     seconds = time.perf_counter() - begun
     spent = Mechanism(noise_multiplier=noise, sampling=sampling)
     with torch.no_grad():
-        tested = torch.nn.functional.normalize(encoder(*reader._read(test_x, reset=False)))
+        tested = torch.nn.functional.normalize(encoder(*reader._read(test_x, reset=False)[:2]))
         scores = network(tested)[:, 0].numpy()
     return {
         "auroc": 100 * roc_auc_score(test_y, scores),

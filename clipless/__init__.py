@@ -7,7 +7,7 @@ sensitivity of every parameter is then proved from the architecture (`clipless.b
 
 from typing import TYPE_CHECKING
 
-from clipless._lazy import lazy
+from clipless.common._lazy import lazy
 
 if TYPE_CHECKING:
     from clipless import bounds, errors, losses, nn, privacy, spectral

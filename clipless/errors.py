@@ -29,6 +29,10 @@ class PrivacyError(CliplessError, RuntimeError):
     """The requested action would void, or cannot be covered by, the privacy guarantee."""
 
 
+class DamagedFileError(CliplessError, ValueError):
+    """A saved file is damaged, or not what its name says. The message names it."""
+
+
 class BudgetExhaustedError(PrivacyError):
     """The next step would spend more than the agreed privacy budget."""
 

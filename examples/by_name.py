@@ -13,19 +13,22 @@ import torch
 from clipless import PrivacyEngine, losses, models
 from clipless.training import LayerAdam
 
+Pair = tuple[torch.Tensor, torch.Tensor]
 
-def load(name: str, root: str | None) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+
+def load(name: str, root: str | None) -> tuple[Pair, Pair, int]:
+    """Training data, test data, and how many classes there are: public, not the largest label."""
     if name != "digits":
         from clipless import data
 
         loaded = data.load(name, root=root)
-        return loaded.train, loaded.test
+        return loaded.train, loaded.test, len(loaded.info.classes)
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = torch.from_numpy(digits.images).float()[:, None] / 16
     labels = torch.from_numpy(digits.target)
-    return (images[:1400], labels[:1400]), (images[1400:], labels[1400:])
+    return (images[:1400], labels[:1400]), (images[1400:], labels[1400:]), 10
 
 
 def main() -> None:
@@ -37,8 +40,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     options = parser.parse_args()
 
-    train, (test_images, test_labels) = load(options.data, options.root)
-    classes = int(train[1].max()) + 1
+    train, (test_images, test_labels), classes = load(options.data, options.root)
     model = models.build(options.model, input_shape=tuple(train[0].shape[1:]), classes=classes)
     criterion = losses.CrossEntropy(tau=32.0)
     optimizer = LayerAdam(model.parameters(), lr=0.02)

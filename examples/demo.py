@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epsilon", type=float, default=2.0)
     parser.add_argument("--run-dir", default=None, help="keep the run here; it can be resumed")
-    parser.add_argument("--seed", type=int, default=None, help="for reproducible experiments only")
+    parser.add_argument("--seed", type=int, default=None, help="of the initial weights")
     options = parser.parse_args()
     console = Console()
     if options.seed is not None:
@@ -111,7 +111,6 @@ def main() -> None:
         average=0.95,
         run_dir=run_dir,
         checkpoint_every=100,
-        seed=options.seed,
         callbacks=[BoundsCallback(), SignalCallback()],
     )
     result = trainer.fit((x, y), validation_data=(x_test, y_test))

@@ -93,7 +93,6 @@ def train_head(
         optimizer=lambda parameters: LayerAdam(parameters, lr=0.02),
         average=0.9,
         product_clip=0.5,
-        seed=options.seed,
     )
     result = trainer.fit(train)
     return result, trainer.evaluate(test)["accuracy"]
@@ -102,7 +101,7 @@ def train_head(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epsilon", type=float, default=2.0)
-    parser.add_argument("--seed", type=int, default=None, help="for reproducible experiments only")
+    parser.add_argument("--seed", type=int, default=None, help="of the initial weights")
     parser.add_argument("--quick", action="store_true", help="a fifth of the training")
     options = parser.parse_args()
     if options.seed is not None:

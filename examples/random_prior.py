@@ -29,9 +29,10 @@ from torch import Tensor, nn
 
 from clipless import losses, models
 from clipless import nn as lip
-from clipless.data import ChannelStatistics, PrivateRows, fit_channels, fit_covariance, load
+from clipless.data import load
 from clipless.images import ImageFeatures, ImageRule, decorrelation
 from clipless.privacy import Ledger, PrivacyReport, Relation
+from clipless.statistics import ChannelStatistics, PrivateRows, fit_channels, fit_covariance
 from clipless.training import LayerAdam, Trainer
 
 POOLS = ((3, 4), (2, 4), (1, 4))
@@ -271,15 +272,14 @@ def private_head(
     epsilon: float,
     delta: float = 1e-5,
     rule: ImageRule | None = None,
-    seed: int | None = None,
     progress: bool = False,
 ) -> PrivateHead:
     """Standardise blocks of features and train a linear layer on them, within `epsilon` in all."""
     begun = time.monotonic()
     blocks, labels = train
     chosen = rule or replace(ImageRule.choose(examples=len(labels), epsilon=epsilon), **HEAD)
-    ledger = Ledger.in_memory(dataset_size=len(labels), relation=Relation.ADD_REMOVE)
-    rows = PrivateRows(*blocks, labels, ledger=ledger, seed=seed)
+    ledger = Ledger.in_memory(dataset_size=len(labels), relation=Relation.ZERO_OUT)
+    rows = PrivateRows(*blocks, labels, ledger=ledger)
     prepared = prepare(rows, chosen)
     rows = rows.map_rows(lambda *columns: (prepared(columns[:-1]), columns[-1]))
     layer = lip.SpectralLinear(rows.shapes[0][0], classes, constraint="ball")
@@ -297,7 +297,6 @@ def private_head(
         optimizer=lambda parameters: LayerAdam(parameters, lr=chosen.learning_rate),
         average=chosen.average,
         ledger=ledger,
-        seed=seed,
         progress=progress,
     )
     trainer.fit(rows.hand_over())
@@ -320,7 +319,7 @@ def experiment(
     print("epsilon  seed  accuracy  seconds")
     for epsilon in epsilons:
         for seed in seeds:
-            head = private_head(train, test, classes=classes, epsilon=epsilon, seed=seed)
+            head = private_head(train, test, classes=classes, epsilon=epsilon)
             rows.append({
                 "dataset": dataset, "recipe": f"{dataset}-random-prior-epsilon{epsilon:g}",
                 "epsilon": head.privacy.epsilon, "delta": head.privacy.delta, "seed": seed,

@@ -18,6 +18,9 @@ from clipless.audit._tightness_callback import TightnessCallback
 from clipless.audit._tightness_result import ParameterTightness, Tightness
 from clipless.audit._training import audit_training
 from clipless.audit._watch import ReleaseScores
+from clipless.audit.replaying._empty import Emptied, empty
+from clipless.audit.replaying._replay import Recording, record, replay
+from clipless.audit.replaying._result import ReplayedQuery, ReplayResult
 
 __all__ = [
     "attack_bounds",
@@ -42,6 +45,13 @@ __all__ = [
     "draw_coins",
     "insert_canaries",
     "ReleaseScores",
+    "replay",
+    "record",
+    "Recording",
+    "empty",
+    "Emptied",
+    "ReplayedQuery",
+    "ReplayResult",
     "membership_inference",
     "MembershipResult",
     "AttackOutcome",

@@ -18,8 +18,8 @@ from clipless.bounds._sensitivity import unwrap
 from clipless.losses import Loss
 from clipless.nn._base import scaled_modules, set_loss_scale
 from clipless.nn._gradient import clip_cotangent
-from clipless.privacy._guards import guard_room
 from clipless.privacy._plan import arithmetic_slack
+from clipless.privacy.step._output_guard import guard_room
 
 
 def tightness(

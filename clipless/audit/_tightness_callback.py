@@ -64,7 +64,6 @@ class TightnessCallback(Callback):
             raise ValueError(f'on_violation must be "raise" or "warn", got {on_violation!r}')
         self.results: list[tuple[int, Tightness]] = []
         """What this process measured: steps taken, and the result."""
-        self.sees_weights = every is not None
         self._data, self._examples, self._seed = data, examples, seed
         self._every, self._on_violation = every, on_violation
         self._given_path, self._path = path, None if path is None else Path(path)
@@ -82,7 +81,7 @@ class TightnessCallback(Callback):
             kept = _lines_until(self._path, trainer.step) if trainer.step else []
             lines = [json.dumps(header), *kept]
             replace_file(self._path, "".join(f"{line}\n" for line in lines).encode())
-            self._measured = json.loads(kept[-1])["step"] if kept else None
+            self._measured = int(json.loads(kept[-1])["step"]) if kept else None
         if self._measured is None:
             self._measure(trainer)
 

@@ -78,6 +78,7 @@ class Tightness:
         """Return the distributions as a `rich` table."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(
             title="Gradient norm over bound",
@@ -91,18 +92,18 @@ class Tightness:
         table.add_column("1e-4 ... 1", no_wrap=True)
         for each in (*self.parameters, self.whole):
             shown = (each.mean, each.quantiles[2], each.quantiles[4], each.largest)
-            over = "" if each.largest <= 1 + self.slack else " [bold red]exceeded[/bold red]"
+            over = "" if each.largest <= 1 + self.slack else " exceeded"
+            name = Text.assemble(each.name, (over, "bold red"))
             cells = [f"{value:.3g}" for value in shown]
-            table.add_row(each.name + over, f"{each.bound:.4g}", *cells, _bars(each.counts))
+            table.add_row(name, f"{each.bound:.4g}", *cells, _bars(each.counts))
         return table
 
     def __rich__(self) -> Group:
         from rich.console import Group
+        from rich.text import Text
 
-        return Group(
-            self.table(),
-            f"{self.examples} examples, {self.loss}. {NOTE[0].upper()}{NOTE[1:]}.",
-        )
+        note = f"{self.examples} examples, {self.loss}. {NOTE[0].upper()}{NOTE[1:]}."
+        return Group(self.table(), Text(note))
 
     def __str__(self) -> str:
         from rich.console import Console

@@ -14,6 +14,7 @@ from clipless.audit._canaries import Examples, draw_coins, insert_canaries
 from clipless.audit._one_run import Guesses, one_run_audit
 from clipless.audit._result import OneRunResult
 from clipless.audit._watch import ReleaseScores, example_losses
+from clipless.common._arguments import missing
 from clipless.errors import PrivacyError
 from clipless.privacy import Plan, Relation
 from clipless.training import Callback, Trainer
@@ -61,7 +62,7 @@ def audit_training(
         ...     model = torch.nn.Sequential(
         ...         clipless.nn.BoundedInput(1.0), clipless.nn.SpectralLinear(200, 2))
         ...     return Trainer(model, clipless.losses.CrossEntropy(), target_epsilon=2.0,
-        ...                    batch_size=size, sampling="full_batch", steps=5, seed=1)
+        ...                    batch_size=size, sampling="full_batch", steps=5)
         >>> from clipless.audit import orthogonal_canaries
         >>> canaries = orthogonal_canaries(200, input_shape=(200,), classes=2)
         >>> data = (torch.zeros(10, 200), torch.zeros(10).long())
@@ -114,7 +115,8 @@ def train_watched(
     if result.resumed_from is not None:
         raise PrivacyError("this run was resumed: an audit needs a new trainer, and a new folder")
     if observed == "releases":
-        assert watch.releases is not None
+        if watch.releases is None:
+            raise missing("releases")
         scores = watch.releases.scores
     else:
         scores = before - _losses(trainer, canaries, stand_ins)
@@ -123,8 +125,6 @@ def train_watched(
 
 class _Watch(Callback):
     """Checks what the audit is to be about, and attaches the scores once the run is private."""
-
-    sees_weights = False
 
     def __init__(self, canaries: Examples, stand_ins: Examples | None, observed: Observed) -> None:
         self._canaries, self._stand_ins, self._observed = canaries, stand_ins, observed
@@ -139,8 +139,8 @@ class _Watch(Callback):
             )
         if not replaces and self._stand_ins is not None:
             raise ValueError(
-                "this run is private for data sets with one example more or less, but a stand-in "
-                "makes a replacement of it, which costs more. Leave the stand-ins out."
+                "this run is private for data sets with an example or none in its place, but a "
+                "stand-in makes a replacement of it, which costs more. Leave the stand-ins out."
             )
         if self._observed == "releases":
             self.releases = ReleaseScores(trainer.engine, self._canaries, stand_ins=self._stand_ins)

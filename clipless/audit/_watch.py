@@ -39,7 +39,7 @@ class ReleaseScores:
         ...     clipless.nn.BoundedInput(1.0), clipless.nn.SpectralLinear(4, 2))
         >>> canaries = (torch.eye(4), torch.tensor([0, 1, 0, 1]))
         >>> criterion = clipless.losses.CrossEntropy()
-        >>> engine = PrivacyEngine(seed=0)
+        >>> engine = PrivacyEngine()
         >>> model, optimizer, loader = engine.make_private(
         ...     module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         ...     data_loader=torch.utils.data.DataLoader(

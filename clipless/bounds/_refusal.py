@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules import module as torch_module
 
 from clipless.bounds._rule import registered_types
 from clipless.errors import UnsupportedOperationError
@@ -137,10 +139,21 @@ def refuse_batch_axis(node: fx.Node) -> NoReturn:
     )
 
 
+def hooks_of(module: nn.Module) -> Iterator[Any]:
+    """Yield the hooks of a module that can change what it computes, except this library's own."""
+    for table in (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    ):
+        for hook in table.values():
+            if not str(getattr(hook, "__module__", "")).startswith("clipless."):
+                yield hook
+
+
 def refuse_altered_module(path: str, module: nn.Module) -> None:
     """Refuse modules whose type no longer says what they compute."""
-    from clipless.bounds._structure import hooks_of
-
     place = f"{path or 'the model'} ({type(module).__name__})"
     if "forward" in vars(module):
         raise UnsupportedOperationError(
@@ -161,19 +174,23 @@ def refuse_altered_module(path: str, module: nn.Module) -> None:
         )
 
 
-def refuse_global_hooks(torch_module: Any) -> None:
+def any_global_hooks() -> bool:
+    """Whether there are hooks on all modules at once."""
+    return bool(
+        torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
+    )
+
+
+def refuse_global_hooks() -> None:
     """Refuse hooks on all modules at once, which could change anything anywhere."""
-    for table in (
-        torch_module._global_forward_hooks,
-        torch_module._global_forward_pre_hooks,
-        torch_module._global_backward_hooks,
-        torch_module._global_backward_pre_hooks,
-    ):
-        if table:
-            raise UnsupportedOperationError(
-                "a hook is registered on all modules (register_module_..._hook), which could "
-                "change activations or gradients unseen. Remove it."
-            )
+    if any_global_hooks():
+        raise UnsupportedOperationError(
+            "a hook is registered on all modules (register_module_..._hook), which could "
+            "change activations or gradients unseen. Remove it."
+        )
 
 
 def refuse_augmented_assignment(node: fx.Node) -> NoReturn:
@@ -191,6 +208,17 @@ def refuse_self_changing() -> NoReturn:
         "a forward pass changes the model itself (an attribute or a buffer), so the next one may "
         "compute something else. Keep state that changes out of the model."
     )
+
+
+def refuse_randomness(generators: list[str]) -> None:
+    """Refuse a forward that draws numbers of its own, named by the generators it drew from."""
+    if generators:
+        raise UnsupportedOperationError(
+            f"the model's forward draws random numbers itself (from {', '.join(generators)}), so "
+            "each pass may compute something else than the one that was traced: its bounds would "
+            "be those of one draw. Use torch.nn.Dropout, whose masks have a rule, or draw the "
+            "numbers outside of the model and pass them as an input."
+        )
 
 
 def refuse_unlike_trace() -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clipless.spectral import Certificate
@@ -20,7 +20,8 @@ class NodeBound:
 
     `input_bounds` (X) and `output_bound` bound activations, `lipschitz` (l) the Jacobian with
     respect to each input, `cotangent_bound` (G) the cotangent arriving at the output for the loss
-    of one example, `jacobians` (J) the Jacobian with respect to each parameter, by full name.
+    of one example, `jacobians` (J) the Jacobian with respect to each parameter, by full name, and
+    `gradient_bounds` what this use of the parameter adds to its gradient.
     """
 
     name: str
@@ -31,6 +32,7 @@ class NodeBound:
     output_bound: float
     cotangent_bound: float
     jacobians: Mapping[str, float]
+    gradient_bounds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class SensitivityReport:
         """Return the bounds of every operation and parameter as a `rich` table."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(
             title="Sensitivity of one example's gradient",
@@ -103,8 +106,9 @@ class SensitivityReport:
         table.add_column("gradient", justify="right")
         bounds = {p.name: p for p in self.parameters}
         for node in self.nodes:
-            cells = [
-                f"{node.name} [dim]{node.operation}[/dim]",
+            # Names are the user's: as `Text`, square brackets in them stay brackets.
+            cells: list[str | Text] = [
+                Text.assemble(node.name, " ", (node.operation, "dim")),
                 "x".join(map(str, node.output_shape)) or "1",
                 _numbers(node.input_bounds),
                 _numbers(node.lipschitz),
@@ -113,24 +117,26 @@ class SensitivityReport:
             for name, jacobian in node.jacobians.items() or [("", None)]:
                 parameter = bounds.get(name)
                 bound = "" if parameter is None else _gradient(parameter)
-                table.add_row(*cells, name, "" if jacobian is None else _number(jacobian), bound)
+                table.add_row(
+                    *cells, Text(name), "" if jacobian is None else _number(jacobian), bound
+                )
                 cells = [""] * len(cells)
         return table
 
     def __rich__(self) -> Group:
         from rich.console import Group
+        from rich.text import Text
 
-        return Group(self.table(), self._summary())
-
-    def _summary(self) -> str:
-        return (
+        summary = Text.assemble(
             f"Loss: {self.loss}, {_number(self.loss_lipschitz)}-Lipschitz. "
-            f"Whole gradient of one example: at most [bold]{_number(self.global_bound)}[/bold]. "
-            f"Network: {_number(self.lipschitz)}-Lipschitz, output at most "
+            "Whole gradient of one example: at most ",
+            (_number(self.global_bound), "bold"),
+            f". Network: {_number(self.lipschitz)}-Lipschitz, output at most "
             f"{_number(self.output_bound)}.\n"
             "X: norm of the input, l: its Jacobian, G: norm of the arriving cotangent, J: the "
-            "parameter's Jacobian, gradient: its norm. Each is an upper bound for every example."
+            "parameter's Jacobian, gradient: its norm. Each is an upper bound for every example.",
         )
+        return Group(self.table(), summary)
 
     def __str__(self) -> str:
         from rich.console import Console

@@ -16,6 +16,9 @@ from torch import nn
 
 from clipless.errors import UnsupportedOperationError
 
+LARGEST = 1e18
+"""Norms and factors beyond it are refused: their squares leave the range of float32."""
+
 
 @dataclass(frozen=True)
 class Signal:
@@ -69,7 +72,8 @@ class Site:
     @property
     def module(self) -> Any:
         """The module called. Only rules of modules may ask."""
-        assert self.called is not None
+        if self.called is None:
+            self.refuse("its rule asks for a module, and this is a function.")
         return self.called
 
     @property

@@ -5,31 +5,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from clipless.bounds import _shapes, _walk
-from clipless.bounds._refusal import refuse_self_changing
+from clipless.bounds._refusal import refuse_self_changing, refuse_unlike_trace
 from clipless.bounds._report import NodeBound, ParameterBound, SensitivityReport
-from clipless.bounds._structure import structure_of
+from clipless.bounds._structure import Snapshot
+from clipless.bounds._trace import is_leaf
 from clipless.errors import UnboundedSensitivityError
 from clipless.losses import Loss
 from clipless.nn import certify
 
 Shape = int | Sequence[int] | Sequence[Sequence[int]]
-
-
-@dataclass(frozen=True)
-class _Traced:
-    key: tuple[Any, ...]
-    model: _shapes.TracedModel
-
-
-# The latest graph of every live model; a step that changes no structure finds it again.
-_traced_models: WeakKeyDictionary[nn.Module, _Traced] = WeakKeyDictionary()
 
 
 def sensitivity(
@@ -41,8 +30,7 @@ def sensitivity(
 ) -> SensitivityReport:
     """Prove how large one example's gradient can be, for every parameter of `model`.
 
-    The cost does not depend on any batch size, and a model is traced once for as long as its
-    structure stays the same.
+    The model is traced anew each time. The cost does not depend on any batch size.
 
     Args:
         model: any module whose operations have rules; see `clipless.bounds.register`.
@@ -66,8 +54,19 @@ def sensitivity(
         1.4142
     """
     model = unwrap(model)
-    shapes = input_shapes(input_shape)
-    traced = _traced(model, shapes)
+    traced = traced_model(model, input_shapes(input_shape))
+    return prove(traced, model, loss=loss, input_norm=input_norm)
+
+
+def prove(
+    traced: _shapes.TracedModel,
+    model: nn.Module,
+    *,
+    loss: Loss | float,
+    input_norm: float | Sequence[float] | None = None,
+) -> SensitivityReport:
+    """Return the bounds of a model whose graph is known, with its layers as they are now."""
+    shapes = traced.input_shapes
     passed = _walk.forward(traced, model, _input_norms(input_norm, len(shapes)))
     certificates = certify(model)
     constant = _loss_constant(loss, passed.output_signal.shape)
@@ -77,11 +76,13 @@ def sensitivity(
     gradient: defaultdict[str, float] = defaultdict(float)
     uses: defaultdict[str, int] = defaultdict(int)
     jacobians: defaultdict[_walk.Step, dict[str, float]] = defaultdict(dict)
+    shares: defaultdict[_walk.Step, dict[str, float]] = defaultdict(dict)
     for step, own_name, jacobian, bound in back.contributions:
         name = names[id(step.site.module.get_parameter(own_name))]
         gradient[name] += bound
         uses[name] += 1
         jacobians[step][name] = jacobian
+        shares[step][name] = bound
         if not math.isfinite(bound) and model.get_parameter(name).requires_grad:
             raise UnboundedSensitivityError(_unbounded(step, name))
 
@@ -96,6 +97,7 @@ def sensitivity(
                 output_bound=step.bound.output,
                 cotangent_bound=back.cotangents.get(step.node, 0.0),
                 jacobians=jacobians[step],
+                gradient_bounds=shares[step],
             )
             for step in passed.steps
         ),
@@ -131,18 +133,23 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def _traced(model: nn.Module, shapes: tuple[tuple[int, ...], ...]) -> _shapes.TracedModel:
-    """Return the model's graph: the known one if it still is the model's, else a new one."""
-    key = (shapes, structure_of(model))
-    known = _traced_models.get(model)
-    if known is None or known.key != key or not _shapes.agrees_with_model(known.model, model):
-        traced = _shapes.trace(model, shapes)
-        _shapes.require_agreement(traced, model)
-        if structure_of(model) != key[1]:
-            refuse_self_changing()
-        known = _Traced(key, traced)
-        _traced_models[model] = known
-    return known.model
+def traced_model(model: nn.Module, shapes: tuple[tuple[int, ...], ...]) -> _shapes.TracedModel:
+    """Return the model's graph, which computes what the model computes, or refuse the model."""
+    before, buffers = Snapshot(model), _versions(model)
+    traced = _shapes.trace(model, shapes)
+    # Rules refuse what must not be run backwards, such as windows without a cell.
+    _walk.forward(traced, model, [1.0] * len(shapes))
+    if not _shapes.agrees_with_model(traced, model):
+        refuse_unlike_trace()
+    if before.changed() or buffers != _versions(model):
+        refuse_self_changing()
+    return traced
+
+
+def _versions(model: nn.Module) -> list[int]:
+    """How often the buffers of the user's own modules were written; rules know those of layers."""
+    modules = (each for each in model.modules() if not is_leaf(each))
+    return [b._version for each in modules for b in each._buffers.values() if b is not None]
 
 
 def _loss_constant(loss: Loss | float, output_shape: tuple[int, ...]) -> float:

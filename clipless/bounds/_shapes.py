@@ -9,6 +9,7 @@ agree in values and gradients.
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from clipless.bounds._refusal import explain_shapes, refuse_batch_axis, refuse_unlike_trace
+from clipless.bounds._refusal import explain_shapes, refuse_batch_axis
 from clipless.bounds._trace import check_rules, is_query
+from clipless.kernels._capture import CAPTURING
 from clipless.nn import Embedding
 
 # Two sizes, so that an axis that merely happens to have the size of the batch is found out.
@@ -73,8 +75,19 @@ def trace(model: nn.Module, input_shapes: Sequence[tuple[int, ...]]) -> TracedMo
 
 def _own_randomness(model: nn.Module) -> AbstractContextManager[None]:
     """Leave the generators as they were found."""
-    devices = {each.device for each in model.parameters() if each.is_cuda}
-    return torch.random.fork_rng(devices=sorted(devices, key=str))
+    return torch.random.fork_rng(devices=_cuda_devices(model))
+
+
+def _cuda_devices(model: nn.Module) -> list[torch.device]:
+    return sorted({each.device for each in model.parameters() if each.is_cuda}, key=str)
+
+
+def seed_generators(model: nn.Module) -> None:
+    """Seed what a model draws from: torch would seed the generators of all devices there are."""
+    torch.default_generator.manual_seed(0)
+    for device in _cuda_devices(model):
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(0)
 
 
 def _shapes(
@@ -219,10 +232,10 @@ def agrees_with_model(traced: TracedModel, model: nn.Module) -> bool:
     if not isinstance(output, fx.Node):
         return True  # refused later, for not being one tensor
     sources = [t for t in (*inputs, *model.parameters()) if t.requires_grad]
-    with torch.enable_grad(), _own_randomness(model), _rehearsal():
-        torch.manual_seed(0)
+    with torch.enable_grad(), _rehearsal(), _own_randomness(model):
+        seed_generators(model)
         by_graph = _run(traced.graph, model, traced.constants, inputs)[output]
-        torch.manual_seed(0)
+        seed_generators(model)
         by_model = model.forward(*inputs)
         if not isinstance(by_graph, Tensor) or not isinstance(by_model, Tensor):
             return True
@@ -250,28 +263,27 @@ def _close(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-_rehearsing = False
+class _Rehearsing(threading.local):
+    here = False
+
+
+_rehearsing = _Rehearsing()
 
 
 def is_rehearsing() -> bool:
-    """Whether a model is being run on random entries just to be compared with its trace."""
-    return _rehearsing
+    """Whether this thread runs a model on random entries just to compare it with its trace."""
+    return _rehearsing.here
 
 
 @contextmanager
 def _rehearsal() -> Iterator[None]:
-    global _rehearsing
-    before, _rehearsing = _rehearsing, True
-    try:
-        yield
-    finally:
-        _rehearsing = before
-
-
-def require_agreement(traced: TracedModel, model: nn.Module) -> None:
-    """Refuse a model that computes something else than its graph."""
-    if not agrees_with_model(traced, model):
-        refuse_unlike_trace()
+    before = _rehearsing.here
+    with CAPTURING:  # other threads would draw from the same global generators
+        _rehearsing.here = True
+        try:
+            yield
+        finally:
+            _rehearsing.here = before
 
 
 def fetch(path: str, model: nn.Module, constants: Mapping[str, Tensor]) -> Any:

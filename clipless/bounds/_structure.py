@@ -1,104 +1,86 @@
-"""What a model's graph depends on, as something that can be compared."""
+"""Whether a model is still made of the same objects: a help, and no part of a proof.
+
+What changes inside of an object (a list, a global) goes unnoticed here. In private training it
+costs accuracy at most, since gradients are held to their planned bounds where they are made.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from itertools import chain
+from operator import is_, methodcaller
 from typing import Any
 
 from torch import Tensor, nn
 
+from clipless.bounds._rule import _RULES
 from clipless.bounds._trace import is_leaf
 
-_MODULE_INTERNALS = frozenset(vars(nn.Module()))
-_PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
-_DEPTH = 4
+_TABLES = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_values = methodcaller("values")
 
 
-def structure_of(model: nn.Module, *, numbers: bool = False) -> tuple[Any, ...]:
-    """Return what the graph depends on, to be compared: a change means that it is traced anew.
+class Snapshot:
+    """All that a model consisted of at one time. It keeps what it saw, so that no `id` returns."""
 
-    Numbers with a fraction never change a leaf's shapes, and rules read them afresh each time; so
-    a layer whose threshold moves is not traced again. With `numbers=True` they are included:
-    what is returned then determines the bounds too.
-    """
-    return tuple(
-        _module_structure(path, module, numbers)
-        for path, module in model.named_modules(remove_duplicate=False)
-    )
+    def __init__(self, model: nn.Module) -> None:
+        self._rules = len(_RULES)
+        self._modules = list(model.modules())
+        self._kinds: list[Any] = list(map(type, self._modules))
+        self._forwards = [(kind, kind.forward) for kind in set(self._kinds)]
+        self._attributes = list(map(vars, self._modules))
+        tables = [own[name] for own in self._attributes for name in _TABLES]
+        self._tables, self._entries = tables, sum(map(len, tables))
+        self._filled = [*self._attributes, *(table for table in tables if table)]
+        self._names = list(map(list, self._filled))
+        self._values = [value for table in self._filled for value in table.values()]
+        layers = {id(vars(module)) for module in self._modules if is_leaf(module)}
+        self._is_number = [
+            id(table) in layers and isinstance(value, float)
+            for table in self._filled
+            for value in table.values()
+        ]
+        self._parameters = _held(self._attributes, "_parameters")
+        self._facts = list(map(_facts, self._parameters))
+        self.tensors = [*self._parameters, *_held(self._attributes, "_buffers")]
+        """The model's parameters and buffers."""
 
+    def changed(self, *, numbers: bool = True) -> bool:
+        """Whether anything is another object than it was.
 
-def _module_structure(path: str, module: nn.Module, numbers: bool) -> tuple[Any, ...]:
-    leaf = is_leaf(module)
-    return (
-        path,
-        id(module),
-        type(module),
-        type(module).forward,
-        module.training and not leaf,
-        tuple(
-            (name, id(p), _shape(p), p.requires_grad)
-            for name, p in module._parameters.items()
-            if p is not None
-        ),
-        tuple(
-            (name, _shape(b), leaf or b._version)  # rules read what they need of a leaf afresh
-            for name, b in module._buffers.items()
-            if b is not None
-        ),
-        sum(1 for _ in hooks_of(module)),
-        tuple(
-            (name, _frozen(value))
-            for name, value in vars(module).items()
-            if name not in _MODULE_INTERNALS
-            and (numbers or not (leaf and isinstance(value, float)))
-        ),
-        () if leaf else _class_attributes(type(module)),
-    )
-
-
-def _shape(parameter: Tensor) -> Any:
-    return None if nn.parameter.is_lazy(parameter) else parameter.shape
-
-
-def _class_attributes(kind: type) -> tuple[Any, ...]:
-    """Plain values on the user's own classes: a forward may branch on them."""
-    return tuple(
-        (base.__qualname__, name, _frozen(value))
-        for base in kind.__mro__
-        if not base.__module__.startswith(("torch.", "builtins", "clipless."))
-        for name, value in vars(base).items()
-        if not name.startswith("__") and isinstance(value, (*_PRIMITIVES, list, tuple, dict, set))
-    )
+        Without `numbers`, those with a fraction that a layer holds may have moved: a graph does not
+        depend on them, and rules read them afresh.
+        """
+        if self._rules != len(_RULES) or list(map(type, self._modules)) != self._kinds:
+            return True
+        if not all(map(is_, map(vars, self._modules), self._attributes)):
+            return True
+        if any(kind.forward is not forward for kind, forward in self._forwards):
+            return True
+        if sum(map(len, self._tables)) != self._entries:
+            return True
+        if list(map(list, self._filled)) != self._names:
+            return True
+        if list(map(_facts, self._parameters)) != self._facts:
+            return True
+        now = chain.from_iterable(map(_values, self._filled))
+        if numbers:
+            return not all(map(is_, now, self._values))
+        each = zip(now, self._values, self._is_number, strict=True)
+        return any(a is not b and not (free and isinstance(a, float)) for a, b, free in each)
 
 
-def _frozen(value: Any, depth: int = 0) -> Any:
-    """A value that changes whenever a forward could see `value` change; the rest by identity."""
-    if isinstance(value, _PRIMITIVES):
-        return (type(value), value)
-    if isinstance(value, Tensor):
-        return (id(value), value.shape, value.dtype, value._version)
-    if depth == _DEPTH or isinstance(value, nn.Module | type) or callable(value):
-        return id(value)
-    if isinstance(value, list | tuple):
-        return tuple(_frozen(part, depth + 1) for part in value)
-    if isinstance(value, set | frozenset):
-        return frozenset(_frozen(part, depth + 1) for part in value)
-    if isinstance(value, Mapping):
-        return tuple((_frozen(k, depth + 1), _frozen(v, depth + 1)) for k, v in value.items())
-    if dataclasses.is_dataclass(value) or hasattr(value, "__dict__"):
-        return (id(value), *((n, _frozen(v, depth + 1)) for n, v in vars(value).items()))
-    return id(value)
+def _held(attributes: list[dict[str, Any]], table: str) -> list[Tensor]:
+    return [each for own in attributes for each in own[table].values() if each is not None]
 
 
-def hooks_of(module: nn.Module) -> Iterator[Any]:
-    """Yield the hooks of a module that can change what it computes, except this library's own."""
-    for table in (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    ):
-        for hook in table.values():
-            if not str(getattr(hook, "__module__", "")).startswith("clipless."):
-                yield hook
+def _facts(parameter: Tensor) -> tuple[Any, ...]:
+    lazy = nn.parameter.is_lazy(parameter)
+    return (None if lazy else parameter.shape, parameter.requires_grad)

@@ -7,11 +7,16 @@ special containers.
 
 from __future__ import annotations
 
+import json
+import random
 import sys
+import threading
 from typing import Any, NoReturn
 
+import numpy
+import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipless.bounds._refusal import (
     explain_trace_failure,
@@ -19,12 +24,15 @@ from clipless.bounds._refusal import (
     refuse_altered_module,
     refuse_augmented_assignment,
     refuse_global_hooks,
+    refuse_randomness,
     refuse_target,
 )
 from clipless.bounds._rule import find_rule, registered_types
+from clipless.kernels._capture import CAPTURING
 from clipless.nn import ConstrainedModule
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_TRIES = 5
 # Questions about a tensor whose answer does not depend on its entries.
 QUERIES = frozenset({"size", "dim", "shape", "ndim", "dtype", "device", "ndimension"})
 
@@ -34,23 +42,78 @@ def check_rules(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
 
     Returns the graph, and the tensors that the model's code creates on the fly.
     """
-    refuse_global_hooks(torch_module)
+    refuse_global_hooks()
     for path, module in model.named_modules():
         refuse_altered_module(path, module)
-    before = set(vars(model))
-    try:
-        graph = _Tracer().trace(model)
-    except Exception as error:
-        raise explain_trace_failure(error) from error
-    finally:
-        # Tracing hangs constants on the model: take them off again, it is the user's.
-        constants = {name: vars(model).pop(name) for name in set(vars(model)) - before}
+    drawn: list[str] = []
+    for _ in range(_TRIES):  # another thread may have moved a generator meanwhile
+        graph, constants, drawn = _traced(model)
+        if not drawn:
+            break
+    refuse_randomness(drawn)
     for node in graph.nodes:
         _check_node(node, model)
     return graph, constants
 
 
+def _traced(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor], list[str]]:
+    """Return the graph, the tensors created on the fly, and what random numbers came from."""
+    with CAPTURING:
+        before, generators = set(vars(model)), _generator_states()
+        try:
+            with _Draws() as draws:
+                graph = _Tracer().trace(model)
+        except Exception as error:
+            raise explain_trace_failure(error) from error
+        finally:
+            # Tracing hangs constants on the model: take them off again, it is the user's.
+            constants = {name: vars(model).pop(name) for name in set(vars(model)) - before}
+    moved = (name for name, state in _generator_states().items() if state != generators[name])
+    return graph, constants, sorted({*moved, *draws.operators})
+
+
+def _generator_states() -> dict[str, Any]:
+    """The states of Python's and numpy's generators that all code shares; torch's draws are noted.
+
+    Tracing runs the user's code and no layer: what moves one of them is an own draw of a forward.
+    """
+    of_numpy = numpy.random.get_state(legacy=False)
+    return {
+        "random": random.getstate(),
+        "numpy.random": json.dumps(of_numpy, default=lambda array: array.tolist()),
+    }
+
+
+class _Draws(TorchDispatchMode):
+    """Notes torch's operators that draw numbers, from whatever generator and on any device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.operators.add(f"torch.{func.overloadpacket.__name__}")
+        return func(*args, **(kwargs or {}))
+
+
 class _Tracer(fx.Tracer):
+    """Traces in one thread: what others call meanwhile, through torch's patches, is passed on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         # Errors name the user's line. (torch's own record of it would load the compiler.)
         node = super().create_node(*args, **kwargs)

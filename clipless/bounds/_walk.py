@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from clipless.bounds._refusal import function_name, place_of, refuse_parameter, refuse_target
-from clipless.bounds._rule import Bound, Signal, Site, find_rule
+from clipless.bounds._rule import LARGEST, Bound, Signal, Site, find_rule
 from clipless.bounds._shapes import TracedModel, depends_on_batch, fetch
 from clipless.errors import UnsupportedOperationError
 
@@ -131,6 +131,10 @@ def _check_answer(
     numbers += [*bound.parameters.values(), *bound.parameter_caps.values()]
     if not all(number >= 0 for number in numbers):
         site.refuse(f"its rule gave a number that is no bound: {bound}.")
+    if LARGEST < bound.output < math.inf:
+        site.refuse(
+            f"its values can reach {bound.output:.3g}, where float32 overflows. Use smaller norms."
+        )
     names = {name for name, _ in module.named_parameters()} if module is not None else set()
     if names != set(bound.parameters):
         site.refuse(

@@ -7,16 +7,16 @@ from typing import Annotated
 import typer
 
 from clipless import __version__
-from clipless.cli._audit import audit
-from clipless.cli._bench import bench
-from clipless.cli._bounds import bounds
-from clipless.cli._budget import budget
-from clipless.cli._certify import certify
-from clipless.cli._data import data_app
-from clipless.cli._export import export
-from clipless.cli._report import report
-from clipless.cli._sweep import sweep
-from clipless.cli._train import train
+from clipless.cli.commands._audit import audit
+from clipless.cli.commands._bench import bench
+from clipless.cli.commands._bounds import bounds
+from clipless.cli.commands._budget import budget
+from clipless.cli.commands._certify import certify
+from clipless.cli.commands._data import data_app
+from clipless.cli.commands._export import export
+from clipless.cli.commands._report import report
+from clipless.cli.commands._sweep import sweep
+from clipless.cli.commands._train import train
 from clipless.runs._errors import ConfigError
 from clipless.runs._torchrun import torchrun_rank
 

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from clipless import privacy
+from clipless.accounting import Accountant, Sampling
 from clipless.cli._words import meaning, summary
+from clipless.common._arguments import missing
 from clipless.errors import BudgetExhaustedError
+from clipless.ledger import read_ledger
 from clipless.privacy import Mechanism
 from clipless.privacy._choices import named_sampling, relation_for
-from clipless.privacy._history import Accountant
-from clipless.privacy._ledger_file import read_ledger
-from clipless.privacy._mechanism import Sampling
-from clipless.privacy._report import describe_sampling
-from clipless.privacy._sampling import steps_of_one_pass, validate_sampling
+from clipless.privacy._report import _RELATIONS, describe_accountant, describe_sampling
+from clipless.privacy.sampling._samplers import steps_of_one_pass, validate_sampling
 from clipless.runs._errors import ConfigError, RunFolderError
 from clipless.runs._folder import LEDGER
 from clipless.runs._open import read_plan
@@ -60,15 +62,16 @@ class Answer:
             "meaning": {**summary(self.epsilon, self.delta), "words": self.words()},
         }
 
-    def claim(self) -> str:
+    def claim(self) -> Text:
         """Return the guarantee in two lines."""
         mechanism = self.mechanism
-        return (
-            f"[bold]({self.epsilon:.4g}, {self.delta:g})-differential privacy[/bold] for "
-            f"{self.steps} steps with noise multiplier "
-            f"[bold]{mechanism.noise_multiplier:.5g}[/bold].\n"
-            f"{describe_sampling(mechanism.sampling)}; accountant {self.accountant}, neighbours: "
-            f"{mechanism.relation.value.replace('_', ' ')}."
+        return Text.assemble(
+            (f"({self.epsilon:.4g}, {self.delta:g})-differential privacy", "bold"),
+            f" for {self.steps} steps with noise multiplier ",
+            (f"{mechanism.noise_multiplier:.5g}", "bold"),
+            f".\n{describe_sampling(mechanism.sampling)}; neighbours by "
+            f"{_RELATIONS[mechanism.relation]} ({mechanism.relation}). Accountant: "
+            f"{describe_accountant(self.accountant)}.",
         )
 
     def words(self) -> str:
@@ -92,13 +95,15 @@ def answer_of_numbers(
     """Find the one of noise, epsilon and steps that is not given."""
     drawn = _sampling(sampling, examples, batch_size)
     relation = relation_for(None, drawn)
-    chosen = privacy.default_delta(examples) if delta is None else delta
     count = _steps(epochs, steps, drawn)
     asked = "noise_multiplier" if noise_multiplier is None else "epsilon"
     try:
+        chosen = privacy.chosen_delta(delta, examples)
         if noise_multiplier is None:
-            assert epsilon is not None
-            assert count is not None
+            if epsilon is None:
+                raise missing("epsilon")
+            if count is None:
+                raise missing("count")
             noise_multiplier = privacy.noise_multiplier_for(
                 target_epsilon=epsilon,
                 target_delta=chosen,
@@ -109,7 +114,8 @@ def answer_of_numbers(
             )
         mechanism = Mechanism(noise_multiplier=noise_multiplier, sampling=drawn, relation=relation)
         if count is None:
-            assert epsilon is not None
+            if epsilon is None:
+                raise missing("epsilon")
             asked = "steps"
             count = privacy.steps_for(
                 target_epsilon=epsilon,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from rich.progress import track
 
-from clipless.cli._certify import Method, require_lipschitz
 from clipless.cli._output import error_console
+from clipless.cli.commands._certify import Method, require_lipschitz
 from clipless.robustness import CertificateAttack, attack_certificates
 from clipless.robustness._attack import LADDER
 

@@ -22,10 +22,12 @@ def certified_table(
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    from clipless.sklearn._labels import same_labels
+
     if not hasattr(run.estimator, "classes_"):
         raise ConfigError("a regression makes no decisions: there is nothing to certify")
     features, target = (as_table(part)[:examples] for part in data.test)
-    right = np.asarray(run.estimator.predict(features) == np.asarray(target))
+    right = same_labels(run.estimator.predict(features), target)
     kept = np.where(right, run.estimator.certified_radius(features), -1.0)
     largest = 1.02 * max(float(kept.max()), *radii, 1e-12)
     grid = np.linspace(0.0, largest, _POINTS).tolist()

@@ -23,11 +23,11 @@ def chart(curve: Curve) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), title="Epsilon over steps", title_justify="left")
     table.add_column("steps", justify="right")
     table.add_column("epsilon", justify="right")
-    table.add_column("")
+    table.add_column("", style="blue")
     largest = max((epsilon for _, epsilon in curve), default=0.0) or 1.0
     for steps, epsilon in curve:
         bar = "█" * max(1, round(_BAR * epsilon / largest))
-        table.add_row(str(steps), f"{epsilon:.3g}", f"[blue]{bar}[/blue]")
+        table.add_row(str(steps), f"{epsilon:.3g}", bar)
     return table
 
 

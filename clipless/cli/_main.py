@@ -75,8 +75,8 @@ def _explain(error: BaseException, *, as_json: bool) -> int:
         print(json.dumps(fields, indent=2))
     output = error_console()
     where = f" in process {rank}" if rank else ""
-    output.print(f"[bold red]Error{where}:[/bold red] ", end="")
-    output.print(message, markup=False, soft_wrap=True)
+    output.print(f"Error{where}:", style="bold red", end=" ")
+    output.print(message, soft_wrap=True)
     return code
 
 

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """The standard output, for results that people read."""
+    """The standard output, for results that people read. Square brackets are no markup."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 def error_console() -> Console:
     """The standard error, for progress, warnings and errors."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def emit(data: Mapping[str, Any], *shown: RenderableType, json: bool) -> None:
@@ -33,25 +33,29 @@ def emit(data: Mapping[str, Any], *shown: RenderableType, json: bool) -> None:
     if json:
         print(json_module.dumps(plain(data), indent=2))
         return
+    from rich.text import Text
+
     output = console()
     for each in shown:
         # Text is wrapped for people, not for pipes.
-        output.print(each, soft_wrap=isinstance(each, str) and not output.is_terminal)
+        output.print(each, soft_wrap=isinstance(each, str | Text) and not output.is_terminal)
 
 
 def note(text: str) -> None:
     """Say something on the side, on the standard error."""
-    error_console().print(text, markup=False, soft_wrap=True)
+    error_console().print(text, soft_wrap=True)
 
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
     """Show that something takes its time, on a terminal only."""
+    from rich.text import Text
+
     output = error_console()
     if not output.is_terminal:
         yield
         return
-    with output.status(text):
+    with output.status(Text(text)):
         yield
 
 

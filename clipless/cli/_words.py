@@ -37,8 +37,8 @@ def best_advantage(epsilon: float, delta: float) -> float:
 def membership_limit(epsilon: float, delta: float, *, replaced: bool) -> float:
     """Return the largest advantage in telling members from others of the same kind.
 
-    To exchange a member for another example is to replace one. A guarantee for adding or removing
-    one covers that as two changes: `2 epsilon`, `(1 + e^epsilon) delta`.
+    To exchange a member for another example is to replace one. A guarantee under zero-out covers
+    that as two changes, by way of the empty record: `2 epsilon`, `(1 + e^epsilon) delta`.
 
     Example:
         >>> round(membership_limit(1.0, 1e-5, replaced=False), 3)

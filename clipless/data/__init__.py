@@ -1,16 +1,14 @@
-"""Data: loaders, preprocessing of single examples, augmentation, custody of private rows."""
+"""Data: loaders, preprocessing of single examples, augmentation."""
 
 from clipless.data._augmentation import Augmentation, Compose, RandomCrop, RandomFlip
-from clipless.data._channels import ChannelStatistics, fit_channels, fit_covariance
 from clipless.data._colour import ColourSpace
-from clipless.data._custody import PrivateRows
 from clipless.data._errors import DataFileError, DataNotFoundError
-from clipless.data._idx import read_idx
-from clipless.data._info import DatasetInfo, FileInfo, LoadedDataset
-from clipless.data._load import datasets, load
 from clipless.data._normalize import Standardize, clip_norm, normalize
 from clipless.data._split import split_rows
 from clipless.data._table import read_table
+from clipless.data.sources._idx import read_idx
+from clipless.data.sources._info import DatasetInfo, FileInfo, LoadedDataset
+from clipless.data.sources._load import datasets, load
 
 __all__ = [
     "load",
@@ -31,8 +29,4 @@ __all__ = [
     "Compose",
     "RandomCrop",
     "RandomFlip",
-    "PrivateRows",
-    "fit_channels",
-    "fit_covariance",
-    "ChannelStatistics",
 ]

@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from clipless.data._cells import parse_cells
 from clipless.data._errors import DataFileError, DataNotFoundError
 
 _PARQUET = (".parquet", ".pq")
@@ -21,8 +22,13 @@ def read_table(
     """Read a table and take one column as the target: a pandas DataFrame and a pandas Series.
 
     `.csv`, `.tsv` (either may end in `.gz`) and `.parquet` files are known by their endings;
-    `separator` is for text files that use another one. Column types are pandas' own guess, made
-    from the values: they are part of what you treat as public. Nothing is dropped or filled in.
+    `separator` is for text files that use another one. A parquet file has types, which are public.
+    A text file has none, and guessing one for a column would tell of its rows: each field is read
+    by itself, as a number, a boolean, a date (2024-02-29), text or None, and columns hold objects.
+    The estimators find out privately which columns hold numbers. Where rows and fields begin and
+    end, by line ends and quotes, is public; what a row then holds never stops the others from being
+    read: fields beyond those of the header are ignored, those that lack are None, and bytes that
+    are no UTF-8 become escapes.
 
     Raises:
         DataNotFoundError: there is no such file.
@@ -75,12 +81,26 @@ def _text(path: Path, separator: str) -> Any:
     pandas = _pandas()
     try:
         # pandas renames a column that comes twice, and a copy of the target would be a feature.
-        header = pandas.read_csv(path, sep=separator, header=None, nrows=1, dtype=str)
+        options = {"sep": separator, "dtype": str}
+        header = pandas.read_csv(
+            path, header=None, nrows=1, encoding_errors="surrogateescape", **options
+        )
         names = header.iloc[0].dropna().tolist()
+        "".join(names).encode()  # the header, unlike a row, must be UTF-8
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise DataFileError(f"{path} has columns twice: {', '.join(twice)}")
-        return pandas.read_csv(path, sep=separator, low_memory=False)
+        # A row of more fields than there are names loses the others, and no other row is touched.
+        table = pandas.read_csv(
+            path,
+            keep_default_na=False,
+            index_col=False,
+            usecols=range(header.shape[1]),
+            encoding_errors="backslashreplace",
+            **options,
+        )
+        cells = {name: parse_cells(table[name]) for name in table.columns}
+        return pandas.DataFrame(cells, index=table.index, dtype=object)
     except pandas.errors.EmptyDataError as error:
         raise DataFileError(f"{path} is empty") from error
     except DataFileError:

@@ -51,6 +51,17 @@ class ImageFeatures(nn.Module):
         return self.shape[0] * self.scattering.paths, rows, columns
 
     @property
+    def largest(self) -> float:
+        """The root mean square over positions that no channel exceeds for pixels from 0 to 1.
+
+        One colour's pixels have norm at most `sqrt(height width)`, and so has each of its channels.
+        """
+        _, height, width = self.shape
+        _, rows, columns = self.output_shape
+        norm = self.scattering.design().lipschitz * math.sqrt(height * width / (rows * columns))
+        return math.sqrt(norm) if self.root else norm
+
+    @property
     def lipschitz(self) -> float:
         """The certified constant: that of the scattering transform, infinite with roots."""
         return math.inf if self.root else self.scattering.design().lipschitz

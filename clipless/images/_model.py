@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from clipless import nn as lip
-from clipless.data._channels import ChannelStatistics, decorrelating, noise_radius
 from clipless.images._front import ImageFeatures
 from clipless.images._rule import ImageRule
+from clipless.statistics._channels import ChannelStatistics, decorrelating, noise_radius
 
 
 def build_network(

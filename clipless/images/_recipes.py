@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 
 import torch
 
+from clipless.common._arguments import missing
 from clipless.images._rule import ImageRule
 from clipless.images._train import TrainedImages, train_images
 from clipless.runs import ConfigError, RunConfig, RunData, load_data, recipe, recipes
@@ -87,7 +88,7 @@ def run_recipe(
     Args:
         name: one of `image_recipes()`.
         root: the folder of the data; see `clipless.data.load`.
-        seed: the figure is to be repeated, so that there always is one.
+        seed: names the result among repetitions; what differs between them is their noise.
         device: by default a GPU if there is one.
         data, features: the recipe's data, and the features of its training images, if they are
             there already.
@@ -99,7 +100,8 @@ def run_recipe(
     found = data or load_data(replace(config.data, root=place))
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     images, labels = (part.to(target) for part in found.train)
-    assert config.privacy.epsilon is not None
+    if config.privacy.epsilon is None:
+        raise missing("epsilon")
     trained = train_images(
         images,
         labels,
@@ -107,7 +109,6 @@ def run_recipe(
         epsilon=config.privacy.epsilon,
         delta=config.privacy.delta,
         rule=rule_of(config, examples=len(images)),
-        seed=seed,
         features=features,
         progress=progress,
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clipless._arguments import positive
-from clipless.data._channels import channel_query_noise
+from clipless.common._arguments import positive
+from clipless.statistics._channels import channel_query_noise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless import __version__
+from clipless.common._arguments import missing
 from clipless.images._model import build_network
 from clipless.images._recipes import SCATTERING, rule_of
 from clipless.images._train import TrainedImages, train_images
@@ -44,7 +45,8 @@ def train_images_run(
             f"images by {SCATTERING} are trained in one go and keep no checkpoints: the run in "
             f"{folder} cannot go on. Train anew in another folder; what its ledger counts is spent."
         )
-    assert config.privacy.epsilon is not None
+    if config.privacy.epsilon is None:
+        raise missing("epsilon")
     device = torch.device(config.training.device or "cpu")
     images, labels = (part.to(device) for part in data.train)
     trained = train_images(
@@ -55,7 +57,6 @@ def train_images_run(
         delta=config.privacy.delta,
         rule=rule_of(config, examples=data.size),
         ledger=folder / folders.LEDGER,
-        seed=config.training.seed,
         progress=bool(progress),
     )
     replace_file(folder / folders.WEIGHTS, _weights(trained.model))
@@ -99,7 +100,8 @@ def _weights(network: nn.Sequential) -> bytes:
 
 def _plan(trained: TrainedImages) -> bytes:
     plan = trained.privacy.plan
-    assert plan is not None
+    if plan is None:
+        raise missing("plan")
     fields = {
         "format": "clipless-run",
         "version": 1,

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clipless.data._channels import fit_channels, fit_covariance
-from clipless.data._custody import PrivateRows
+from clipless.common._arguments import missing
 from clipless.images._front import ImageFeatures
 from clipless.images._model import build_network, decorrelation, standardization, trained_part
 from clipless.images._rule import ImageRule
 from clipless.losses import CrossEntropy
-from clipless.privacy import Ledger, PrivacyReport, Relation, default_delta
+from clipless.privacy import Budget, FullBatch, Ledger, Mechanism, PrivacyReport, Relation
+from clipless.privacy._choices import named_sampling
+from clipless.statistics._channels import CHANNEL_QUERIES, fit_channels, fit_covariance
+from clipless.statistics._private_rows import PrivateRows
 from clipless.training import LayerAdam, Trainer
 
 
@@ -50,24 +52,22 @@ def train_images(
     delta: float | None = None,
     rule: ImageRule | None = None,
     ledger: Ledger | str | os.PathLike[str] | None = None,
-    seed: int | None = None,
     features: Tensor | None = None,
     progress: bool = False,
 ) -> TrainedImages:
     """Train a linear layer on standardised scattering features of private images.
 
     Guarantee: the model as a whole, with the means and deviations in it, is (epsilon,
-    delta)-differentially private with respect to adding or removing one image. Features are
-    functions of single images; four noisy queries standardise and decorrelate them, and training
-    spends what is left. Everything is in `ledger`.
+    delta)-differentially private with respect to replacing one image by an empty record.
+    Features are functions of single images; four noisy queries standardise and decorrelate them,
+    and training spends what is left. Everything is in `ledger`.
 
     Args:
         images: (n, colours, height, width) pixels from 0 to 1; training runs on their device.
-        labels: (n,) class numbers.
+        labels: (n,) class numbers; an image whose label is none of them contributes nothing.
         classes: how many classes there are: public.
         rule: by default that of `ImageRule.choose`.
         ledger: goes on with this one, or is kept in this file; in memory by default.
-        seed: for experiments that can be repeated; whoever knows it can remove the noise.
         features: those of the images, by `ImageFeatures.compute`, if several runs share them.
 
     Example:
@@ -75,7 +75,7 @@ def train_images(
         >>> y = torch.randint(2, (2000,), generator=generator)
         >>> x = torch.rand(2000, 1, 8, 8, generator=generator)
         >>> x *= 0.2 + 0.8 * y[:, None, None, None]
-        >>> trained = train_images(x, y, classes=2, epsilon=8.0, seed=0)
+        >>> trained = train_images(x, y, classes=2, epsilon=8.0)
         >>> trained.accuracy(x, y) > 0.9, trained.privacy.epsilon <= 8.0
         (True, True)
     """
@@ -91,22 +91,28 @@ def train_images(
     book = (
         ledger
         if isinstance(ledger, Ledger)
-        else Ledger(ledger, dataset_size=count, relation=Relation.ADD_REMOVE)
+        else Ledger(ledger, dataset_size=count, relation=Relation.ZERO_OUT)
     )
     try:
         shape = (images.shape[1], images.shape[2], images.shape[3])
         network = build_network(chosen, input_shape=shape, classes=classes).to(images.device)
         front = network.get_submodule("features")
-        assert isinstance(front, ImageFeatures)
+        if not isinstance(front, ImageFeatures):
+            raise TypeError(f"the network's features are {type(front).__name__}")
         inputs = front.compute(images) if features is None else features
         if tuple(inputs.shape) != (count, *front.output_shape):
             raise ValueError(
                 f"features of {count} images have shape {(count, *front.output_shape)}, got "
                 f"{tuple(inputs.shape)}"
             )
-        rows = [PrivateRows(inputs, labels, ledger=book, seed=seed)]
+        budget = Budget.for_ledger(book, epsilon=epsilon, delta=delta)
+        rows = [PrivateRows(inputs, labels, ledger=book, present=_known(labels, classes))]
         del inputs, features  # `_train` lets go of them as well once they are standardised
-        steps, report = _train(rows.pop(), network, chosen, epsilon, delta, book, seed, progress)
+        with book.held():  # trainings that share a ledger come one after the other
+            _require_budget(chosen, count, book, budget)
+            steps, report = _train(
+                rows.pop(), network, chosen, budget, book, largest=front.largest, progress=progress
+            )
     finally:
         if owned:
             book.close()
@@ -119,14 +125,30 @@ def train_images(
     )
 
 
+def _known(labels: Tensor, classes: int) -> Tensor:
+    return (labels >= 0) & (labels < classes)
+
+
+def _require_budget(rule: ImageRule, count: int, ledger: Ledger, budget: Budget) -> None:
+    """Refuse, before the first query, a budget that has no room for queries and training."""
+    whole = FullBatch(dataset_size=count)
+    query = Mechanism(noise_multiplier=rule.query_noise, sampling=whole, relation=ledger.relation)
+    queries = [(query, CHANNEL_QUERIES + (rule.ridge is not None))]
+    budget.require_all(ledger, queries)
+    sampling = named_sampling(
+        "full_batch" if rule.full_batch else "poisson", count, rule.batch_size
+    )
+    budget.noise_multiplier(ledger, steps=rule.steps, sampling=sampling, before=queries)
+
+
 def _train(
     rows: PrivateRows,
     network: nn.Sequential,
     rule: ImageRule,
-    epsilon: float,
-    delta: float | None,
+    budget: Budget,
     ledger: Ledger,
-    seed: int | None,
+    *,
+    largest: float,
     progress: bool,
 ) -> tuple[int, PrivacyReport]:
     """Standardise the features in custody, and train the head in place."""
@@ -135,6 +157,7 @@ def _train(
         features=lambda features, labels: features,
         channels=rows.shapes[0][0],
         noise_multiplier=rule.query_noise,
+        largest=largest,
     )
     device = next(network.parameters()).device
     layer = standardization(rule, statistics).to(device)
@@ -151,19 +174,19 @@ def _train(
     trainer = Trainer(
         trained_part(network),
         CrossEntropy(tau=rule.temperature),
-        target_epsilon=epsilon,
-        target_delta=default_delta(len(rows)) if delta is None else delta,
+        target_epsilon=budget.epsilon,
+        target_delta=budget.delta,
         batch_size=rule.batch_size,
         steps=rule.steps,
         optimizer=lambda parameters: LayerAdam(parameters, lr=rule.learning_rate),
         average=rule.average,
         sampling="full_batch" if rule.full_batch else "poisson",
         ledger=ledger,
-        seed=seed,
         device=device,
         progress=progress,
     )
     result = trainer.fit(rows.hand_over())
-    assert trainer.average is not None
+    if trainer.average is None:
+        raise missing("average")
     trainer.average.copy_to(trainer.model)
     return result.steps, trainer.report()

@@ -5,10 +5,14 @@ All of them act on pairs or groups of channels of the same example and position.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
-from clipless.nn._pairs import sort_pairs
+from clipless.kernels._bounded_gradients import Limits, row_parameter
+from clipless.kernels._sorting import sort_pairs
+from clipless.nn._base import BoundedModule
 
 
 class GroupSort(nn.Module):
@@ -80,7 +84,7 @@ class Absolute(nn.Module):
         return x.abs()
 
 
-class Householder(nn.Module):
+class Householder(BoundedModule):
     """Reflect pairs of channels at a learnable line: the Householder activation.
 
     A pair z lying on the side of `(sin(a/2), -cos(a/2))` is kept, otherwise it is reflected onto
@@ -108,11 +112,23 @@ class Householder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, ...) with `channels` along `dim` -> the same shape."""
+        return self._reflect(x, self.angles)
+
+    def forward_bounded(
+        self, x: Tensor, parameters: Mapping[str, Tensor], limits: Limits
+    ) -> Tensor:
+        """Compute what `forward` does, with limits: see `BoundedModule`."""
+        angles = row_parameter(parameters["angles"], x.shape[0], limits.get("angles"))
+        # One angle for each pair of each example, the same at all positions.
+        positions = [1] * (x.ndim - 2)
+        return self._reflect(x, angles.view(x.shape[0], *positions, -1))
+
+    def _reflect(self, x: Tensor, angles: Tensor) -> Tensor:
         pairs = x.movedim(self.dim, -1).unflatten(-1, (self.channels // 2, 2))
         first, second = pairs.unbind(-1)
-        half = self.angles / 2
+        half = angles / 2
         kept = first * torch.sin(half) - second * torch.cos(half) > 0
-        cosine, sine = torch.cos(self.angles), torch.sin(self.angles)
+        cosine, sine = torch.cos(angles), torch.sin(angles)
         reflected = (cosine * first + sine * second, sine * first - cosine * second)
         chosen = (
             torch.where(kept, first, reflected[0]),

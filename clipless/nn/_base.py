@@ -9,14 +9,30 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from clipless._arguments import positive
+from clipless.common._arguments import positive
 from clipless.errors import ConstraintError
+from clipless.kernels._bounded_gradients import Clip, Limits
 from clipless.nn._adaptive import ExceedanceCount, FollowQuantile
-from clipless.nn._projection import Projection, certificates_of
+from clipless.nn._projection import Projection, certificates_of, refuse_two_constraints
 from clipless.spectral import Certificate, Constraint, EuclideanBall
 
 
-class ConstrainedModule(nn.Module):
+class BoundedModule(nn.Module):
+    """A layer that can keep what one example adds to its parameters' gradients within limits."""
+
+    def forward_bounded(
+        self, x: Tensor, parameters: Mapping[str, Tensor], limits: Limits
+    ) -> Tensor:
+        """Compute what `forward` does, with these parameters instead of the layer's own.
+
+        In the backward pass, one example's contribution to the gradient of a parameter that is
+        named in `limits` is scaled to at most that norm, and left out if it is not finite. The
+        first axis of `x` counts the examples.
+        """
+        raise NotImplementedError
+
+
+class ConstrainedModule(BoundedModule):
     """A layer whose parameters live in constraint sets.
 
     Weights are ordinary parameters. `project()` maps them back into their sets, in place; after it
@@ -79,12 +95,14 @@ class AffineModule(ConstrainedModule):
             self.register_buffer("weight_clip_state", state)
             self.register_load_state_dict_post_hook(_read_weight_clip)  # type: ignore[no-untyped-call]
 
-    def _count(self) -> ExceedanceCount | None:
-        return None if self.follow is None else self.exceeded
+    def _clip(self) -> Clip:
+        count = None if self.follow is None else self.exceeded
+        return Clip(by_design=self.weight_clip is not None, count=count)
 
     def threshold(self) -> float:
         """The limit that follows a quantile."""
-        assert self.weight_clip is not None
+        if self.weight_clip is None:
+            raise RuntimeError("this layer has no weight_clip that could follow a quantile")
         return self.weight_clip
 
     def set_threshold(self, value: float) -> None:
@@ -94,9 +112,12 @@ class AffineModule(ConstrainedModule):
         if state is not None:
             state.fill_(self.weight_clip)
 
-    def _weight_limit(self) -> float | None:
-        """The limit as the backward pass meets it, or None without product clipping."""
-        return None if self.weight_clip is None else self.weight_clip * self.loss_scale
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer; with product clipping, also outside private training."""
+        clip = self.weight_clip
+        limits = {} if clip is None else {"weight": clip * self.loss_scale}
+        own: dict[str, Any] = {"weight": self.weight, "bias": self.bias}
+        return self.forward_bounded(x, own, limits)
 
     def _register_bias(self, size: int, wanted: bool, bias_norm: float, **where: object) -> None:
         self.bias_norm = positive("bias_norm", bias_norm)
@@ -184,10 +205,9 @@ def prepare_projection(
         True
     """
     pairs = [
-        pair
-        for _, module in constrained_modules(model)
-        for pair in module._constrained()
-        if include_frozen or pair[0].requires_grad
+        (parameter, constraint)
+        for _, parameter, constraint in _named_constraints(model)
+        if include_frozen or parameter.requires_grad
     ]
     if only is not None:
         return Projection([pair for pair in pairs if only(pair[0])])
@@ -205,13 +225,12 @@ def certify(model: nn.Module) -> dict[str, Certificate]:
     """Return the certificates of all constrained parameters by full name, or refuse.
 
     Raises:
-        ConstraintError: a weight is not proved to lie in its set. It names the parameter.
+        ConstraintError: a weight is not proved to lie in its set, or two layers that share it have
+            different sets. It names the parameter.
     """
-    names, pairs = [], []
-    for path, module in constrained_modules(model):
-        names += [f"{path}.{name}" if path else name for name in module.constraints()]
-        pairs += list(module._constrained())
-    found = dict(zip(names, certificates_of(pairs), strict=True))
+    named = _named_constraints(model)
+    pairs = [(parameter, constraint) for _, parameter, constraint in named]
+    found = dict(zip([name for name, _, _ in named], certificates_of(pairs), strict=True))
     for name, certificate in found.items():
         if not certificate.holds:
             raise ConstraintError(
@@ -221,6 +240,17 @@ def certify(model: nn.Module) -> dict[str, Certificate]:
                 "converting their dtype."
             )
     return found
+
+
+def _named_constraints(model: nn.Module) -> list[tuple[str, nn.Parameter, Constraint]]:
+    """All constrained parameters by full name, those of layers that share one by each name."""
+    named = [
+        (f"{path}.{name}" if path else name, _parameter(module, name), constraint)
+        for path, module in constrained_modules(model)
+        for name, constraint in module.constraints().items()
+    ]
+    refuse_two_constraints(named)
+    return named
 
 
 def _parameter(module: nn.Module, name: str) -> nn.Parameter:

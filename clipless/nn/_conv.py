@@ -9,17 +9,26 @@ convolution is c-Lipschitz, and its output is c-Lipschitz-like in Psi: ||J_Psi||
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless._arguments import positive
-from clipless._watched import compiled
+from clipless.common._arguments import positive
+from clipless.kernels._bounded_gradients import (
+    Limits,
+    convolution,
+    early_norm,
+    example_norm,
+    rounded,
+    rounds_products,
+    row_parameter,
+)
+from clipless.kernels._tracing import compiled
+from clipless.kernels._weight_sums import Geometry
 from clipless.nn._base import AffineModule, draw_orthogonal
-from clipless.nn._product import Geometry, convolution, example_norm, rounded, rounds_products
 from clipless.spectral import (
     Constraint,
     ConvolutionBall,
@@ -100,38 +109,53 @@ class _SpectralConv(AffineModule):
             nn.init.zeros_(self.bias)
         self.project()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward_bounded(
+        self, x: Tensor, parameters: Mapping[str, Tensor], limits: Limits
+    ) -> Tensor:
         """(batch, in_channels, *size) -> (batch, out_channels, *size')."""
-        kernel = self.weight * self.scale
-        limit = self._weight_limit()
-        wide = torch.promote_types(x.dtype, torch.float32)
-        norm = None if limit is None else example_norm(x.detach().to(wide))
+        weight, bias = parameters["weight"], parameters["bias"]
+        if rounds_products(x):
+            x = rounded(x)
         symmetric = [before for before, _ in self.padding]
-        if self.padding_mode == "circular":
+        padded = self.padding_mode == "circular"
+        norm = None
+        if "weight" in limits:
+            norm = example_norm(x.detach()) if padded else early_norm(x)
+        if padded:
             x = F.pad(x, self._flat_padding(), mode="circular")
             symmetric = [0] * self.axes
         elif symmetric != [after for _, after in self.padding]:
             x = F.pad(x, self._flat_padding())
             symmetric = [0] * self.axes
-        # The gradient of Psi is N times the kernel's, which is at most sqrt(m) ||g|| ||x||.
-        most = None if limit is None else limit / (self.scale * math.sqrt(self.multiplicity))
         geometry = (list(self.stride), symmetric, list(self.dilation), self.groups)
-        if rounds_products(x):
-            x = rounded(x)
-        elif most is None:
-            return self._unbounded(x, kernel, geometry)
-        return convolution(
-            x, kernel, self.bias, geometry, input_norm=norm, limit=most, count=self._count()
-        )
+        if compiled() and x.dtype != torch.bfloat16:
+            # The factor comes last, where a compiler makes it a part of the kernels around it.
+            image = self._convolve(x, weight, None, geometry, norm, limits) * self.scale
+            if bias is None:
+                return image
+            shift = row_parameter(bias, x.shape[0], limits.get("bias"))
+            return image + shift.view(*shift.shape, *[1] * self.axes)
+        # The weight's gradient is N times the kernel's.
+        factors = {"weight": 1 / self.scale, "bias": 1.0}
+        limits = {name: factors[name] * limit for name, limit in limits.items()}
+        return self._convolve(x, weight * self.scale, bias, geometry, norm, limits)
 
-    def _unbounded(self, x: Tensor, kernel: Tensor, geometry: Geometry) -> Tensor:
-        """The convolution as torch does it."""
-        function = F.conv1d if self.axes == 1 else F.conv2d
-        if not compiled():
-            return function(x, kernel, self.bias, *geometry)
-        # The factor comes last, where a compiler makes it a part of the kernels around it.
-        image = function(x, self.weight, None, *geometry) * self.scale
-        return image if self.bias is None else image + self.bias.view(-1, *[1] * self.axes)
+    def _convolve(
+        self,
+        x: Tensor,
+        kernel: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+        norm: Tensor | None,
+        limits: Limits,
+    ) -> Tensor:
+        """Convolve, with limits if there are any: patches have norm at most sqrt(m) ||x||."""
+        if not limits and x.dtype != torch.bfloat16:
+            return (F.conv1d if self.axes == 1 else F.conv2d)(x, kernel, bias, *geometry)
+        return convolution(
+            x, kernel, bias, geometry, gain=math.sqrt(self.multiplicity), input_norm=norm,
+            limits=limits, clip=self._clip(),
+        )  # fmt: skip
 
     def _weight_constraint(self) -> Constraint:
         if self.certificate_size is not None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless._arguments import positive
+from clipless.common._arguments import positive
+from clipless.kernels._bounded_gradients import Limits, embedding
 from clipless.nn._base import ConstrainedModule
 from clipless.spectral import Constraint, RowBall
 
@@ -58,6 +59,12 @@ class Embedding(ConstrainedModule):
     def forward(self, tokens: Tensor) -> Tensor:
         """(batch, ...) integers below `num_embeddings` -> (batch, ..., embedding_dim)."""
         return F.embedding(tokens, self.weight)
+
+    def forward_bounded(
+        self, x: Tensor, parameters: Mapping[str, Tensor], limits: Limits
+    ) -> Tensor:
+        """Compute what `forward` does, with limits: see `BoundedModule`."""
+        return embedding(x, parameters["weight"], limits)
 
     def to_torch(self) -> nn.Module:
         """Return an `nn.Embedding` with the same table."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from clipless._arguments import positive
-from clipless._geometry import guarded
+from clipless.common._arguments import positive
+from clipless.kernels._row_scaling import guarded
 from clipless.nn._adaptive import ExceedanceCount, FollowQuantile
 
 
@@ -57,9 +59,8 @@ class ClipGradient(nn.Module):
         return f"norm={self.norm:g}{follow}"
 
 
-def _read_threshold(module: nn.Module, incompatible_keys: object) -> None:
-    assert isinstance(module, ClipGradient)
-    module.norm = float(module.norm_state)  # type: ignore[arg-type]
+def _read_threshold(module: Any, incompatible_keys: object) -> None:
+    module.norm = float(module.norm_state)
 
 
 def clip_cotangent(x: Tensor, norm: float, count: ExceedanceCount | None = None) -> Tensor:

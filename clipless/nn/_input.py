@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from clipless._arguments import positive
-from clipless._geometry import guarded
+from clipless.common._arguments import positive
+from clipless.kernels._row_scaling import guarded
 
 
 class BoundedInput(nn.Module):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless._arguments import positive
+from clipless.common._arguments import positive
+from clipless.kernels._bounded_gradients import Limits, linear, rounded, rounds_products
 from clipless.nn._base import AffineModule, draw_orthogonal
-from clipless.nn._product import linear, rounded, rounds_products
 from clipless.spectral import Constraint, EuclideanBall, Orthogonal, SpectralBall
 
 
@@ -44,14 +45,16 @@ class _Linear(AffineModule):
             nn.init.zeros_(self.bias)
         self.project()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward_bounded(
+        self, x: Tensor, parameters: Mapping[str, Tensor], limits: Limits
+    ) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
-        limit = self._weight_limit()
+        weight, bias = parameters["weight"], parameters["bias"]
         if rounds_products(x):
             x = rounded(x)
-        elif limit is None:
-            return F.linear(x, self.weight, self.bias)
-        return linear(x, self.weight, self.bias, limit, self._count())
+        elif not limits:
+            return F.linear(x, weight, bias)
+        return linear(x, weight, bias, limits, self._clip())
 
     def to_torch(self) -> nn.Module:
         """Return an `nn.Linear` with the same weights."""

@@ -14,9 +14,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.nn._euclidean import euclidean_norms
-from clipless.nn._windows import GlobalNorms, WindowNorms
-from clipless.nn._windows import root as root  # for pooling layers elsewhere
+from clipless.kernels._norms import euclidean_norms
+from clipless.kernels._window_norms import GlobalNorms, WindowNorms
+from clipless.kernels._window_norms import root as root  # for pooling layers elsewhere
 from clipless.spectral import patch_multiplicity
 
 Size = int | Sequence[int]
@@ -45,6 +45,21 @@ class _WindowPool(nn.Module):
         """In how many windows one pixel can lie: m."""
         return patch_multiplicity(self.kernel_size, self.stride, (1,) * self.axes)
 
+    def _check_fits(self, x: Tensor) -> None:
+        """Refuse images in which there is no room for a window: the result would be empty."""
+        if not isinstance(x, Tensor):  # symbolic tracing: there is no size yet
+            return
+        size = x.shape[2:]
+        padded = [n + 2 * p for n, p in zip(size, self.padding, strict=False)]
+        if len(size) != self.axes or any(
+            n < k for n, k in zip(padded, self.kernel_size, strict=True)
+        ):
+            raise ValueError(
+                f"{type(self).__name__} takes (batch, channels, *size) with {self.axes} axes of at "
+                f"least {self.kernel_size} cells, padding {self.padding} included, and got an "
+                f"input of shape {tuple(x.shape)}. Use a smaller kernel_size, or pool fewer times."
+            )
+
     def _average(self, x: Tensor) -> Tensor:
         function = F.avg_pool1d if self.axes == 1 else F.avg_pool2d
         return function(x, self.kernel_size, self.stride, self.padding)
@@ -63,12 +78,14 @@ class _WindowPool(nn.Module):
 class _AvgPool(_WindowPool):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, *size) -> (batch, channels, *size')."""
+        self._check_fits(x)
         return self._average(x) * math.sqrt(self.window / self.multiplicity)
 
 
 class _L2NormPool(_WindowPool):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, *size) -> (batch, channels, *size')."""
+        self._check_fits(x)
         if self.axes == 2:
             return euclidean_norms(x, self._norms())
         return euclidean_norms(x.unsqueeze(-2), self._norms()).squeeze(-2)

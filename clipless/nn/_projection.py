@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from clipless._graphs import Habit
+from clipless.errors import ConstraintError
+from clipless.kernels._cuda_graphs import Habit
 from clipless.spectral import Certificate, Constraint, project_together
 
 
@@ -26,19 +27,10 @@ class Projection:
 
     def __init__(self, pairs: Sequence[tuple[nn.Parameter, Constraint]]) -> None:
         self._signature = _signature(pairs)
-        self.parameters = list({id(parameter): parameter for parameter, _ in pairs}.values())
-        place = {id(parameter): index for index, parameter in enumerate(self.parameters)}
-        # A weight shared by layers of different norms ends in the smallest of its sets, so it
-        # takes several rounds, each with a constraint for every weight at most.
-        rounds: list[list[tuple[int, Constraint]]] = []
-        taken = [0] * len(self.parameters)
-        for parameter, constraint in sorted(pairs, key=lambda pair: -pair[1].radius):
-            index = place[id(parameter)]
-            if taken[index] == len(rounds):
-                rounds.append([])
-            rounds[taken[index]].append((index, constraint))
-            taken[index] += 1
-        self._rounds = [_groups(self.parameters, members) for members in rounds]
+        # Layers that share a weight share its constraint: it is projected once.
+        once = {id(parameter): (parameter, constraint) for parameter, constraint in pairs}
+        self.parameters = [parameter for parameter, _ in once.values()]
+        self._groups = _groups(self.parameters, [constraint for _, constraint in once.values()])
         self._habit = Habit()
         self._function: Callable[..., Sequence[Tensor]] = self._plain
 
@@ -62,12 +54,11 @@ class Projection:
     def __call__(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """Return the projected weights; nothing is changed in place."""
         current = list(weights)
-        for groups in self._rounds:
-            stacks = [_stack([current[index] for index in members]) for _, members in groups]
-            projected = project_together(stacks, [constraint for constraint, _ in groups])
-            for (_, members), stack in zip(groups, projected, strict=True):
-                for index, weight in zip(members, stack.unbind(), strict=True):
-                    current[index] = weight
+        stacks = [_stack([current[index] for index in members]) for _, members in self._groups]
+        projected = project_together(stacks, [constraint for constraint, _ in self._groups])
+        for (_, members), stack in zip(self._groups, projected, strict=True):
+            for index, weight in zip(members, stack.unbind(), strict=True):
+                current[index] = weight
         return current
 
     def apply(self) -> None:
@@ -84,8 +75,7 @@ def certificates_of(pairs: Sequence[tuple[nn.Parameter, Constraint]]) -> list[Ce
     """Return a proved bound of every weight's norm."""
     bounds = [0.0] * len(pairs)
     parameters = [parameter for parameter, _ in pairs]
-    constraints = [(index, constraint) for index, (_, constraint) in enumerate(pairs)]
-    for constraint, members in _groups(parameters, constraints):
+    for constraint, members in _groups(parameters, [constraint for _, constraint in pairs]):
         stacked = torch.stack([parameters[index].detach() for index in members])
         for index, bound in zip(members, constraint.bound(stacked).tolist(), strict=True):
             bounds[index] = bound
@@ -93,6 +83,29 @@ def certificates_of(pairs: Sequence[tuple[nn.Parameter, Constraint]]) -> list[Ce
         Certificate(bound=bound, radius=constraint.radius, method=constraint.method)
         for bound, (_, constraint) in zip(bounds, pairs, strict=True)
     ]
+
+
+def refuse_two_constraints(named: Iterable[tuple[str, nn.Parameter, Constraint]]) -> None:
+    """Refuse weights that two layers share, under constraints that are not the same.
+
+    Projection into one set leaves the other: norms of 1.41 times the claimed one were found.
+    """
+    known: dict[Any, tuple[str, Constraint]] = {}
+    for name, parameter, constraint in named:
+        first, wanted = known.setdefault(_memory(parameter), (name, constraint))
+        if wanted != constraint:
+            raise ConstraintError(
+                f"{first} and {name} are one weight under two constraints, {wanted} and "
+                f"{constraint}. No projection keeps both: give the layers the same type, norm and "
+                "geometry, or weights of their own."
+            )
+
+
+def _memory(parameter: nn.Parameter) -> Any:
+    """What two names of the same numbers have in common: their place in memory, where known."""
+    plain = type(parameter.data) is Tensor and not parameter.is_meta
+    address = parameter.data_ptr() if plain else 0
+    return (parameter.device, address) if address else id(parameter)
 
 
 def _signature(pairs: Sequence[tuple[nn.Parameter, Constraint]]) -> list[Any]:
@@ -107,11 +120,10 @@ def _stack(weights: list[Tensor]) -> Tensor:
 
 
 def _groups(
-    parameters: Sequence[nn.Parameter], constraints: Sequence[tuple[int, Constraint]]
+    parameters: Sequence[nn.Parameter], constraints: Sequence[Constraint]
 ) -> list[tuple[Constraint, list[int]]]:
     """Group parameters by constraint, shape, dtype and device: each group is one stack."""
     groups: defaultdict[Any, list[int]] = defaultdict(list)
-    for index, constraint in constraints:
-        parameter = parameters[index]
+    for index, (parameter, constraint) in enumerate(zip(parameters, constraints, strict=True)):
         groups[constraint, parameter.shape, parameter.dtype, parameter.device].append(index)
     return [(key[0], members) for key, members in groups.items()]

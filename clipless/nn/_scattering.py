@@ -265,19 +265,14 @@ class _Step(nn.Module):
 def _product(spectrum: Tensor, wavelets: Tensor, t: int) -> Tensor:
     """Multiply spectra and add up t x t aliases: (..., rows / t, columns / t)."""
     rows, columns = (size // t for size in wavelets.shape[-2:])
-    total = None
-    for k in range(t):
-        for m in range(t):
-            block = (
-                ...,
-                slice(k * rows, (k + 1) * rows),
-                slice(m * columns, (m + 1) * columns),
-            )
-            if total is None:
-                total = spectrum[block] * wavelets[block]
-            else:
-                total = torch.addcmul(total, spectrum[block], wavelets[block])
-    assert total is not None
+    blocks = [
+        (..., slice(k * rows, (k + 1) * rows), slice(m * columns, (m + 1) * columns))
+        for k in range(t)
+        for m in range(t)
+    ]
+    total = spectrum[blocks[0]] * wavelets[blocks[0]]
+    for block in blocks[1:]:
+        total = torch.addcmul(total, spectrum[block], wavelets[block])
     return total
 
 

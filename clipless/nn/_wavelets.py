@@ -186,10 +186,10 @@ def operator_norm_bound(bands: Sequence[tuple[int, Tensor]], coarsest: int) -> f
     largest = 0.0
     # Filters of real images: opposite frequencies have conjugate blocks, so half are enough.
     for row in range(rows // 2 + 1):
-        gram = sum(
-            (part[row].mH @ part[row]) * mask for part, mask in zip(blocks, masks, strict=True)
-        )
-        assert isinstance(gram, Tensor)
+        parts = [part[row].mH @ part[row] for part in blocks]
+        gram = torch.zeros_like(parts[0])
+        for part, mask in zip(parts, masks, strict=True):
+            gram = gram + part * mask
         bound = gram_bound(gram, iterations=_GRAM_ITERATIONS).max().item()
         largest = max(largest, bound)
     return math.sqrt(largest) * (1 + 1e-12)

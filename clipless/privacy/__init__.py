@@ -1,20 +1,25 @@
 """The guarantee: sampling, noise, accounting, the ledger, and the engine that couples them."""
 
-from clipless.privacy._accounting import default_delta, delta, delta_curve, epsilon, epsilon_curve
-from clipless.privacy._budget import Budget
-from clipless.privacy._calibration import noise_multiplier_for, steps_for
-from clipless.privacy._engine import PrivacyEngine
-from clipless.privacy._ledger import Ledger
-from clipless.privacy._loader import PrivateLoader
-from clipless.privacy._mechanism import (
+from clipless.accounting import (
     FixedSizeSampling,
     FullBatch,
     Mechanism,
     PoissonSampling,
     Relation,
+    RenyiFilter,
+    chosen_delta,
+    default_delta,
+    delta,
+    epsilon,
+    epsilon_curve,
+    noise_multiplier_for,
+    steps_for,
 )
+from clipless.ledger import Budget, Ledger
+from clipless.privacy._engine import PrivacyEngine
 from clipless.privacy._plan import Plan
 from clipless.privacy._report import PrivacyReport
+from clipless.privacy.sampling._loader import PrivateLoader
 
 __all__ = [
     "PrivacyEngine",
@@ -23,6 +28,7 @@ __all__ = [
     "PrivateLoader",
     "Ledger",
     "Budget",
+    "RenyiFilter",
     "Mechanism",
     "PoissonSampling",
     "FixedSizeSampling",
@@ -31,8 +37,8 @@ __all__ = [
     "epsilon",
     "delta",
     "epsilon_curve",
-    "delta_curve",
     "default_delta",
+    "chosen_delta",
     "noise_multiplier_for",
     "steps_for",
 ]

@@ -8,15 +8,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from clipless.bounds import SensitivityReport
-from clipless.errors import PrivacyError
-from clipless.privacy._mechanism import (
+from clipless.accounting import (
     FixedSizeSampling,
     FullBatch,
     PoissonSampling,
     Relation,
     Sampling,
+    require_current,
 )
+from clipless.bounds import SensitivityReport
+from clipless.errors import PrivacyError
 
 SamplingName = Literal["poisson", "fixed_size", "full_batch"]
 
@@ -52,9 +53,9 @@ def named_sampling(name: str, size: int, batch_size: int) -> Sampling:
 def relation_for(relation: Relation | str | None, sampling: Sampling) -> Relation:
     """Return the relation asked for, or the one that the sampling is accounted under."""
     if relation is not None:
-        return Relation(relation)
+        return require_current(relation)
     fixed = isinstance(sampling, FixedSizeSampling)
-    return Relation.REPLACE_ONE if fixed else Relation.ADD_REMOVE
+    return Relation.REPLACE_ONE if fixed else Relation.ZERO_OUT
 
 
 def coefficients(
@@ -65,7 +66,7 @@ def coefficients(
         return None
     names = list(report.gradient_bounds)
     if set(given) != set(names):
-        raise ValueError(f"noisecoefficients needs one number for each of {', '.join(names)}")
+        raise ValueError(f"noise_coefficients needs one number for each of {', '.join(names)}")
     return tuple(float(given[name]) for name in names)
 
 

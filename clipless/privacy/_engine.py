@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from clipless.accounting import Accountant, AccountantName, Relation, RenyiFilter, Sampling, epsilon
 from clipless.bounds import sensitivity
 from clipless.bounds._sensitivity import Shape, unwrap
 from clipless.bounds._trace import check_rules
+from clipless.common._arguments import missing
+from clipless.common._release import publish
 from clipless.errors import CliplessError, PrivacyError
+from clipless.ledger import Ledger, accountant_of
 from clipless.losses import Loss
-from clipless.privacy._accounting import epsilon
+from clipless.privacy._agreement import ledger_together
 from clipless.privacy._choices import SamplingName
-from clipless.privacy._distributed_start import ledger_together
 from clipless.privacy._engine_start import start_session
 from clipless.privacy._following import thresholds, thresholds_at_first
-from clipless.privacy._history import Accountant
-from clipless.privacy._ledger import Ledger
-from clipless.privacy._loader import PrivateLoader
-from clipless.privacy._mechanism import Relation, Sampling
 from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._plan import Plan
 from clipless.privacy._precision import Precision
 from clipless.privacy._preparation import RunOptions
 from clipless.privacy._report import PrivacyReport
 from clipless.privacy._resume import begin_run, run_state
-from clipless.privacy._session import TrainingSession
-from clipless.privacy._views import Augment
+from clipless.privacy.sampling._loader import PrivateLoader
+from clipless.privacy.sampling._views import Augment
+from clipless.privacy.step._session import TrainingSession
 
 Private = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
 
@@ -46,8 +47,13 @@ class PrivacyEngine:
     Args:
         ledger: where to keep the ledger. A file survives the process and is continued by the next
             one; by default it is kept in memory.
-        accountant: `"pld"` (tight, the default) or `"rdp"`.
-        seed: makes sampling and noise reproducible, for experiments; the report then says so.
+        accountant: `"pld"` (tight, the default) or `"rdp"`, for noise, sampling rate and number of
+            steps that are fixed beforehand; `"filter"` declares the first run's `target_epsilon`
+            and `target_delta` as a Rényi filter, under which all of them, of this and of later
+            runs, may be chosen by looking at results. The claim is then the whole budget.
+        insecure_seed: for tests: makes sampling and noise reproducible. Nothing is private then,
+            and epsilon is infinite; the ledger counts as ever. Without it both come from the
+            operating system, whatever other seeds there are.
 
     Example:
         >>> model = torch.nn.Sequential(
@@ -71,17 +77,16 @@ class PrivacyEngine:
         self,
         *,
         ledger: str | os.PathLike[str] | Ledger | None = None,
-        accountant: Accountant = "pld",
-        seed: int | None = None,
+        accountant: AccountantName = "pld",
+        insecure_seed: int | None = None,
     ) -> None:
-        self.accountant = accountant
+        self.accountant: Accountant = accountant
         self._ledger_place = ledger
-        self._seed = seed
+        self._seed = insecure_seed
         self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
         self._opened = False
         self._session: TrainingSession | None = None
         self._sessions: list[TrainingSession] = []
-        self._run = ""
         self._first_plan: Plan | None = None
         self._first_thresholds: dict[str, float] = {}
 
@@ -128,10 +133,11 @@ class PrivacyEngine:
             criterion: a loss of `clipless.losses`.
             noise_multiplier: noise over sensitivity of one step, all parameters together.
             target_epsilon: steps beyond it are refused; by default nothing is.
-            target_delta: by default the largest power of ten below 1/N (`default_delta`).
+            target_delta: by default 0.1/N, rounded down (`default_delta`); below 1/N in any case.
             sampling: how batches are drawn.
-            relation: which data sets are neighbours: add/remove-one, by default, except for
-                fixed-size batches, whose guarantee is for replace-one.
+            relation: which data sets are neighbours: `"zero_out"`, by default (one example is
+                replaced by an empty record, which contributes nothing), except for fixed-size
+                batches, whose guarantee is for `"replace_one"`.
             noise: how noise is shared out among parameters: `global`, `per_layer`, `optimal`.
             noise_coefficients: for `per_layer`, relative weights by parameter name.
             epochs, steps: how long training is planned to last, for the report.
@@ -155,10 +161,11 @@ class PrivacyEngine:
             resume_from: the `state_dict` of an engine whose run this one continues, in this or
                 another process, on the same ledger. Another plan is refused, with the difference.
                 Give model and optimizer the weights and states they had then.
-            replay: repeat the samples and the noise that followed `resume_from`. Steps that the
-                ledger counts already are then not counted again, for they release nothing new. You
-                vouch that they come out bit for bit as they did if somebody has seen them;
-                otherwise pass False, for fresh randomness at the full price.
+            replay: repeat the steps that followed `resume_from`, with the same samples and noise,
+                as far as the ledger has digests of what they released. One that comes out bit for
+                bit as it did is not counted again. At the first one that does not, and after the
+                last digest, fresh samples and noise are drawn, and paid for. With False they are
+                fresh from the start.
         """
         options = RunOptions(
             noise_multiplier=noise_multiplier, target_epsilon=target_epsilon,
@@ -226,28 +233,37 @@ class PrivacyEngine:
         criterion: Loss,
         options: RunOptions,
     ) -> Private:
-        with thresholds_at_first(unwrap(module), options.resume_from):
-            self._session = session = start_session(
-                module=module,
-                optimizer=optimizer,
-                data_loader=data_loader,
-                criterion=criterion,
-                options=options,
-                accountant=self.accountant,
-                seed=self._seed,
-                derived_seed=self._derived_seed,
-                open_ledger=self._open_ledger,
-                earlier=self._sessions,
-            )
-            self._first_thresholds = thresholds(unwrap(module))
-        self._sessions = [one for one in self._sessions if one.attached] + [self._session]
+        """Check everything first; a call that fails has changed nothing."""
+        opened = self._opened
         try:
-            self._first_plan = session.plan
-            self._run = begin_run(session, options.resume_from, replay=options.replay)
+            with thresholds_at_first(unwrap(module), options.resume_from):
+                session = start_session(
+                    module=module,
+                    optimizer=optimizer,
+                    data_loader=data_loader,
+                    criterion=criterion,
+                    options=options,
+                    accountant=self.accountant,
+                    insecure_seed=self._seed,
+                    derived_seed=self._derived_seed,
+                    open_ledger=self._open_ledger,
+                )
+                first_plan, first_thresholds = session.plan, thresholds(unwrap(module))
+                # What has moved since is noticed, and proved anew, in the first forward pass.
+                begin_run(session, options.resume_from, replay=options.replay)
+        except BaseException:
+            if not opened:
+                self._forget_ledger()
+            raise
+        self._session, self._first_plan = session, first_plan
+        self._first_thresholds = first_thresholds
+        self._sessions.append(session)
+        try:
+            publish("plan", session.plan.to_dict())
             if options.compile:
                 self.compile(backend="inductor" if options.compile is True else options.compile)
         except BaseException:
-            session.detach()
+            session.end("it could not be compiled")
             raise
         return module, optimizer, session.loader
 
@@ -262,17 +278,30 @@ class PrivacyEngine:
         text = f"clipless/{purpose}/{self._seed}/{history}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
 
-    def _open_ledger(self, dataset_size: int, relation: Relation) -> Ledger:
+    def _forget_ledger(self) -> None:
+        """Let go of a ledger that was opened for nothing: the next call may be about other data."""
+        place, ledger = self._ledger_place, self._ledger
+        if isinstance(place, Ledger) or ledger is None:
+            return
+        ledger.close()
+        if ledger.path is not None and not ledger.entries()[1:]:  # nothing but that it was opened
+            os.unlink(ledger.path)
+        self._ledger, self._opened = None, False
+
+    def _open_ledger(
+        self, dataset_size: int, relation: Relation, declare: Callable[[], RenyiFilter | None]
+    ) -> Ledger:
         if not self._opened:
             place = self._ledger_place
             self._ledger = ledger_together(
                 lambda: place if isinstance(place, Ledger)
-                else Ledger(place, dataset_size=dataset_size, relation=relation)
+                else _opened(place, dataset_size, relation, declare)
             )  # fmt: skip
             self._opened = True
         ledger = self._ledger
-        assert ledger is not None
-        if (ledger.dataset_size, ledger.relation) != (dataset_size, relation):
+        if ledger is None:
+            raise missing("ledger")
+        if ledger.dataset_size != dataset_size or not relation.continues(ledger.relation):
             raise PrivacyError(
                 f"this engine's ledger is kept for {ledger.dataset_size} examples under "
                 f"{ledger.relation}, not for {dataset_size} under {relation}. Use one engine for "
@@ -302,27 +331,31 @@ class PrivacyEngine:
     def get_epsilon(self, delta: float | None = None, *, further_steps: int = 0) -> float:
         """Return the epsilon of everything released so far, at `delta` or the plan's.
 
-        With `further_steps`, what it will be when that many more steps have been taken.
+        With `further_steps`, what it will be when that many more steps have been taken. It is
+        infinite if noise or samples came from an `insecure_seed`, in this or an earlier run.
         """
+        if self.ledger.insecure:
+            return math.inf
         chosen = self.plan.delta if delta is None else delta
         history, mechanism = self.ledger.history(), self.plan.mechanism
-        further = further_steps - self.ledger.prepaid(mechanism)
+        further = further_steps - self.session.outcomes.left
         if further > 0:
             history = (*history, (mechanism, further))
-        return epsilon(history, chosen, accountant=self.accountant)
+        return epsilon(history, chosen, accountant=accountant_of(self.ledger, self.accountant))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `resume_from` needs to continue the run after its last step: plain data and
         tensors. Save it together with the model, the optimizer and the ledger. In distributed
         training it is the same for all processes, and all must ask for it.
 
-        It determines the samples and the noise to come: whoever has it can remove both. Keep it
-        from whom the guarantee is meant for.
+        It determines the samples and the noise to come, and those of earlier steps can be computed
+        from it, too: whoever has it can remove the noise. Keep it from whom the guarantee is meant
+        for.
         """
-        assert self._first_plan is not None
+        if self._first_plan is None:
+            raise missing("first plan")
         return run_state(
-            self.session, run=self._run, first_plan=self._first_plan,
-            first_thresholds=self._first_thresholds,
+            self.session, first_plan=self._first_plan, first_thresholds=self._first_thresholds
         )  # fmt: skip
 
     def report(self) -> PrivacyReport:
@@ -335,8 +368,7 @@ class PrivacyEngine:
             releases=session.ledger.releases,
             plan=session.plan,
             ledger=session.ledger.path,
-            seeded_noise=session.noise.seeded,
-            seeded_sampling=session.loader.seeded,
+            insecure=session.ledger.insecure,
         )
 
     @staticmethod
@@ -379,7 +411,12 @@ class PrivacyEngine:
         self.session.compile(backend=backend, mode=mode)
 
     def set_noise_multiplier(self, noise_multiplier: float) -> None:
-        """Use another amount of noise from the next step on; each amount is accounted for."""
+        """Use another amount of noise from the next step on; each amount is accounted for.
+
+        After the first release this is refused unless the ledger has declared a filter
+        (`PrivacyEngine(accountant="filter")`): the new noise may have been chosen by looking at
+        what was released, which the usual accountants do not cover.
+        """
         self.session.set_noise_multiplier(noise_multiplier)
 
     def gather_optimizer_state(self) -> None:
@@ -392,14 +429,35 @@ class PrivacyEngine:
             self.session.team.gather_optimizer_state(self.session.optimizer)
 
     def detach(self) -> None:
-        """End private training: take all hooks off and settle the ledger."""
-        if self._session is not None:
-            self._session.detach()
-            self._session.ledger.settle()
+        """Make models, optimizers, criteria and loaders ordinary again, and settle the ledger.
+
+        What is trained from here on has no noise and is counted nowhere.
+        """
+        for session in self._sessions:
+            session.detach()
+        self._sessions.clear()
+        if self._ledger is not None and not self._ledger.closed:
+            self._ledger.settle()
 
     def close(self) -> None:
-        """End private training and let go of the ledger's file; questions can still be asked."""
-        if self._session is not None:
-            self._session.detach()
+        """End private training and let go of the ledger's file; questions can still be asked.
+
+        Nothing goes on without noise: the model in training mode, its optimizer, criterion and
+        loader refuse until they are made private again, or ordinary by `detach`.
+        """
+        for session in self._sessions:
+            session.end("engine.close() has ended it")
         if self._ledger is not None:
             self._ledger.close()
+
+
+def _opened(
+    place: str | os.PathLike[str] | None,
+    dataset_size: int,
+    relation: Relation,
+    declare: Callable[[], RenyiFilter | None],
+) -> Ledger:
+    """Continue the ledger that is there, or begin one, with the filter that is declared."""
+    there = place is not None and os.path.exists(place) and os.path.getsize(place) > 0
+    filter = None if there else declare()
+    return Ledger(place, dataset_size=dataset_size, relation=relation, filter=filter)

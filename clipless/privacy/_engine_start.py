@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from clipless.accounting import Accountant
 from clipless.bounds._sensitivity import unwrap
+from clipless.distributed._processes import processes_present
+from clipless.distributed._sharded import whole
+from clipless.ledger import Budget, BudgetMeter
 from clipless.losses import Loss
-from clipless.privacy._budget import Budget, BudgetMeter
-from clipless.privacy._distributed import processes_present
-from clipless.privacy._distributed_sharded import whole
-from clipless.privacy._distributed_start import agree_on_plan, begin_together, form_team
-from clipless.privacy._history import Accountant
-from clipless.privacy._ledger import Ledger
-from clipless.privacy._loader import PrivateLoader
-from clipless.privacy._mechanism import Relation
+from clipless.privacy._agreement import agree_on_plan, begin_together, form_team
 from clipless.privacy._noise import GaussianNoise
-from clipless.privacy._preparation import RunOptions, prepare
-from clipless.privacy._session import TrainingSession
+from clipless.privacy._preparation import OpenLedger, RunOptions, prepare
+from clipless.privacy.sampling._loader import PrivateLoader
+from clipless.privacy.step._session import TrainingSession
 
 
 def start_session(
@@ -32,24 +30,23 @@ def start_session(
     criterion: Loss,
     options: RunOptions,
     accountant: Accountant,
-    seed: int | None,
+    insecure_seed: int | None,
     derived_seed: Callable[[str], int | None],
-    open_ledger: Callable[[int, Relation], Ledger],
-    earlier: Iterable[TrainingSession],
+    open_ledger: OpenLedger,
 ) -> TrainingSession:
-    """Make the plan and attach a session; sessions that hold the same objects are detached."""
+    """Check everything, make the plan and a session, which takes hold of nothing yet."""
     processes = processes_present()
     if processes is not None:
         begin_together(
             processes, module=module, optimizer=optimizer, dataset=data_loader.dataset,
             criterion=criterion,
             further={
-                "seed": seed, "resumed": options.resume_from is not None,
+                "insecure_seed": insecure_seed, "resumed": options.resume_from is not None,
                 "replay": options.replay, "compiled": bool(options.compile),
             },
         )  # fmt: skip
     with whole(unwrap(module)):
-        plan, loader, shape = prepare(
+        plan, loader, shape, report = prepare(
             module=module,
             optimizer=optimizer,
             data_loader=data_loader,
@@ -59,30 +56,33 @@ def start_session(
             sampling_seed=derived_seed("sampling"),
             open_ledger=open_ledger,
         )
-    for session in earlier:
-        if session.shares(unwrap(module), optimizer, criterion, loader):
-            session.detach()
     team, stream = None, "noise"
     if processes is not None:
-        agree_on_plan(processes, plan, loader)
+        agree_on_plan(processes, plan)
         # Each process draws noise of its own, from a stream that no other one draws from.
         team, stream = form_team(processes, plan, module), f"noise/{processes.rank}"
-    ledger = open_ledger(plan.sampling.dataset_size, plan.relation)
+    ledger = open_ledger(plan.sampling.dataset_size, plan.relation, lambda: None)
     meter = None
     if plan.target_epsilon is not None:
         budget = Budget(epsilon=plan.target_epsilon, delta=plan.delta, accountant=plan.accountant)
         meter = BudgetMeter(budget=budget, ledger=ledger)
-    return TrainingSession(
-        model=unwrap(module),
-        optimizer=optimizer,
-        loader=loader,
-        criterion=criterion,
-        plan=plan,
-        ledger=ledger,
-        noise=GaussianNoise(seed=derived_seed(stream)),
-        meter=meter,
-        input_shape=shape,
-        projection=options.projection,
-        grad_scaler=options.grad_scaler,
-        team=team,
-    )
+    try:
+        return TrainingSession(
+            model=unwrap(module),
+            optimizer=optimizer,
+            loader=loader,
+            criterion=criterion,
+            plan=plan,
+            ledger=ledger,
+            noise=GaussianNoise(insecure_seed=derived_seed(stream)),
+            meter=meter,
+            input_shape=shape,
+            report=report,
+            projection=options.projection,
+            grad_scaler=options.grad_scaler,
+            team=team,
+        )
+    except BaseException:
+        if team is not None:
+            team.leave()
+        raise

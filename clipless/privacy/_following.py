@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless.bounds import SensitivityReport
+from clipless.common._arguments import missing
 from clipless.nn import ClipGradient
 from clipless.nn._base import AffineModule
 from clipless.privacy._plan import ParameterPlan
@@ -64,7 +65,7 @@ def planned_queries(model: nn.Module, report: SensitivityReport) -> tuple[Parame
         ParameterPlan(
             name=f"examples above the threshold of {path}",
             size=1,
-            gradient_bound=float(sum(node.name == path for node in report.nodes)),
+            gradient_bound=float(_uses(path, report)),
         )
         for path in following_layers(model)
     )
@@ -79,25 +80,33 @@ class Followers:
         self._warned: set[str] = set()
         self._begun = {path: layer.threshold() for path, layer in self._layers.items()}
         self._largest = {path: _largest(path, report) for path in self._layers}
+        self._uses = {path: _uses(path, report) for path in self._layers}
 
-    def forget(self) -> None:
-        """Drop counts that do not belong to the step that begins."""
-        for layer in self._layers.values():
-            layer.exceeded.take()
+    def expect(self, rows: int) -> None:
+        """Count from here on, as often as is planned; drop what other passes have counted."""
+        for path, layer in self._layers.items():
+            layer.exceeded.expect(self._uses[path], rows)
 
-    def fractions(self, device: torch.device) -> list[Tensor]:
+    def add_to(self, counts: dict[str, Tensor]) -> None:
+        """Take what the layers have counted since `expect`."""
+        for path, layer in self._layers.items():
+            count = layer.exceeded.take()
+            if count is not None:
+                counts[path] = count + counts.get(path, 0.0)
+
+    def fractions(self, counts: Mapping[str, Tensor], like: Tensor) -> list[Tensor]:
         """Return, for each layer, the fraction of examples above its threshold, without noise."""
-        counts = [layer.exceeded.take() for layer in self._layers.values()]
+        none = torch.zeros(1, device=like.device)
         return [
-            (torch.zeros(1, device=device) if count is None else count.reshape(1).to(device))
-            / self._divisor
-            for count in counts
+            counts.get(path, none).reshape(1).to(like.device) / self._divisor
+            for path in self._layers
         ]
 
     def move(self, fractions: list[Tensor]) -> None:
         """Move the thresholds, given the fractions with their noise."""
         for (path, layer), fraction in zip(self._layers.items(), fractions, strict=True):
-            assert layer.follow is not None
+            if layer.follow is None:
+                raise missing("follow")
             largest = self._largest[path]
             moved = layer.follow.moved(
                 layer.threshold(), fraction_above=float(fraction), largest=largest
@@ -113,6 +122,10 @@ class Followers:
                     "threshold does not.",
                     stacklevel=2,
                 )
+
+
+def _uses(path: str, report: SensitivityReport) -> int:
+    return sum(node.name == path for node in report.nodes)
 
 
 def _largest(path: str, report: SensitivityReport) -> float:

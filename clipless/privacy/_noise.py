@@ -67,13 +67,13 @@ def joint_multiplier(sensitivities: Sequence[float], deviations: Sequence[float]
 class GaussianNoise:
     """Adds independent Gaussian noise to all gradients of a step in one pass.
 
-    Freshly seeded from the operating system unless `seed` is given, in which case the noise can
-    be recomputed by whoever knows the seed, and the guarantee holds against nobody who does.
+    Seeded by the operating system. `insecure_seed` is for tests: the noise can be recomputed by
+    whoever knows the seed, and what it is added to is not private.
     """
 
-    def __init__(self, *, seed: int | None = None) -> None:
-        self.seeded = seed is not None
-        self._seed = seed
+    def __init__(self, *, insecure_seed: int | None = None) -> None:
+        self.insecure = insecure_seed is not None
+        self._seed = insecure_seed
         self._generators: dict[torch.device, torch.Generator] = {}
         self._drawings: dict[tuple[torch.device, torch.dtype], _Drawing] = {}
 
@@ -108,8 +108,13 @@ class GaussianNoise:
             self._generators[device] = generator
         return self._generators[device]
 
+    def renew(self) -> None:
+        """Draw from the operating system's randomness from here on."""
+        self._seed = None
+        self._generators.clear()
+
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the generators' states. They determine all future noise: keep them secret."""
+        """Return the generators' states. They tell all noise, past and future: keep them secret."""
         return {str(device): g.get_state() for device, g in self._generators.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from clipless.accounting import Accountant, Mechanism, Relation, Sampling, epsilon
 from clipless.bounds import SensitivityReport
-from clipless.privacy._accounting import epsilon
-from clipless.privacy._history import Accountant
-from clipless.privacy._mechanism import Mechanism, Relation, Sampling
-from clipless.privacy._noise import NoiseStrategy, joint_multiplier, noise_scales
-from clipless.privacy._precision import Precision
+from clipless.common._malformed import MALFORMED, reason
+from clipless.common._release import Query
+from clipless.errors import DamagedFileError, PrivacyError
+from clipless.privacy._noise import STRATEGIES, NoiseStrategy, joint_multiplier, noise_scales
+from clipless.privacy._precision import PRECISIONS, Precision
 from clipless.privacy._precision import arithmetic_slack as arithmetic_slack
 
 
@@ -29,6 +32,13 @@ class ParameterPlan:
     name: str
     size: int
     gradient_bound: float
+
+    def __post_init__(self) -> None:
+        """Refuse what is no parameter."""
+        if not isinstance(self.name, str):
+            raise ValueError(f"the name of a parameter is {self.name!r}, no text")
+        _require(f"size of {self.name}", self.size, whole=True, least=0)
+        _require(f"gradient_bound of {self.name}", self.gradient_bound, least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +74,24 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuse a plan that means nothing."""
         _ = self.mechanism  # checks the noise multiplier and the sampling
+        _require("delta", self.delta, least=0)
         if not 0.0 < self.delta < 1.0:
             raise ValueError(f"delta must lie strictly between 0 and 1, got {self.delta!r}")
-        if self.views < 1:
-            raise ValueError(f"views must be at least 1, got {self.views!r}")
+        _require("views", self.views, whole=True, least=1)
+        _require("loss_lipschitz", self.loss_lipschitz, least=0)
+        _require("arithmetic_slack", self.arithmetic_slack, least=0)
+        if self.target_epsilon is not None:
+            _require("target_epsilon", self.target_epsilon, least=0)
+        if self.steps is not None:
+            _require("steps", self.steps, whole=True, least=0)
+        for coefficient in self.noise_coefficients or ():
+            _require("noise_coefficients", coefficient, least=0)
+        for name, known in (("noise", STRATEGIES), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}")
+        for name in ("loss", "accountant"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"the name of the {name} is {getattr(self, name)!r}, no text")
 
     @property
     def mechanism(self) -> Mechanism:
@@ -108,8 +132,18 @@ class Plan:
         deviations = [self.noise_multiplier * scale for scale in scales]
         joint = joint_multiplier(sensitivities, deviations)
         # The accountant is told `noise_multiplier`: no strategy may deliver less.
-        assert joint >= self.noise_multiplier * (1 - 1e-12)
+        if not joint >= self.noise_multiplier * (1 - 1e-12):
+            raise PrivacyError(
+                f"the noise strategy {self.noise!r} delivers a sigma of {joint:.6g}, less than "
+                f"the {self.noise_multiplier:.6g} that is accounted for. Use another strategy."
+            )
         return {p.name: d for p, d in zip(self._released, deviations, strict=True)}
+
+    @cached_property
+    def releases(self) -> tuple[Query, ...]:
+        """What one step releases, in the order of its parameters and then its counts."""
+        deviations = self.noise_deviations
+        return tuple(Query(name, d, deviations[name]) for name, d in self.sensitivities.items())
 
     @property
     def _released(self) -> tuple[ParameterPlan, ...]:
@@ -177,8 +211,13 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan that `save` wrote."""
-        return cls.from_dict(json.loads(Path(path).read_text()))
+        """Read a plan that `save` wrote; `DamagedFileError` says what is wrong with it."""
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text()))
+        except MALFORMED as error:
+            raise DamagedFileError(
+                f"{path} is no plan, or was damaged: {reason(error)}. Restore it from a backup."
+            ) from error
 
     def differences(self, other: Plan) -> dict[str, tuple[Any, Any]]:
         """Return the fields in which two plans differ, with both values."""
@@ -192,6 +231,15 @@ class Plan:
         from clipless.privacy._report import plan_table, render
 
         return render(plan_table(self))
+
+
+def _require(name: str, value: Any, *, least: int, whole: bool = False) -> None:
+    """Refuse what is not a finite number (a whole one) of at least `least`."""
+    kind: Any = int if whole else int | float
+    right = isinstance(value, kind) and not isinstance(value, bool)
+    if not (right and least <= value <= sys.float_info.max):
+        words = "a whole number" if whole else "a finite number"
+        raise ValueError(f"{name} must be {words} of at least {least}, got {value!r:.40}")
 
 
 def planned_parameters(report: SensitivityReport) -> tuple[ParameterPlan, ...]:

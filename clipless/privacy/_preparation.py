@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,23 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from clipless.bounds import sensitivity
+from clipless.accounting import (
+    Accountant,
+    Relation,
+    RenyiFilter,
+    Sampling,
+    chosen_delta,
+    epsilon,
+    meter_of,
+    noise_multiplier_for,
+)
+from clipless.bounds import SensitivityReport, sensitivity
 from clipless.bounds._sensitivity import Shape, unwrap
+from clipless.common._arguments import missing
+from clipless.distributed._processes import rank_and_size
 from clipless.errors import PrivacyError
+from clipless.ledger import Ledger, accountant_of, delta_of
 from clipless.losses import Loss
-from clipless.privacy._accounting import default_delta, epsilon
-from clipless.privacy._calibration import noise_multiplier_for
 from clipless.privacy._choices import (
     SamplingName,
     coefficients,
@@ -24,19 +36,18 @@ from clipless.privacy._choices import (
     parameter_dtype,
     relation_for,
 )
-from clipless.privacy._distributed import rank_and_size
 from clipless.privacy._following import planned_queries
-from clipless.privacy._history import Accountant
-from clipless.privacy._inspection import check_criterion
-from clipless.privacy._ledger import Ledger
-from clipless.privacy._loader import PrivateLoader
-from clipless.privacy._mechanism import Relation, Sampling
 from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._plan import Plan, arithmetic_slack, planned_parameters
 from clipless.privacy._precision import Precision
-from clipless.privacy._resume import require_same_plan
-from clipless.privacy._views import Augment
-from clipless.privacy._wrapping import check_wrappable
+from clipless.privacy._resume import plan_to_resume, require_same_plan
+from clipless.privacy.sampling._loader import PrivateLoader
+from clipless.privacy.sampling._views import Augment
+from clipless.privacy.sampling._wrapping import check_wrappable
+from clipless.privacy.step._checks import check_criterion
+
+OpenLedger = Callable[[int, Relation, Callable[[], RenyiFilter | None]], Ledger]
+"""Opens the ledger for so many examples and a relation; a new one with the filter declared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +89,8 @@ def prepare(
     options: RunOptions,
     accountant: Accountant,
     sampling_seed: int | None,
-    open_ledger: Callable[[int, Relation], Ledger],
-) -> tuple[Plan, PrivateLoader, Shape]:
+    open_ledger: OpenLedger,
+) -> tuple[Plan, PrivateLoader, Shape, SensitivityReport]:
     """Check everything and make the plan; model, optimizer and criterion are not changed yet."""
     check_criterion(criterion)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -88,24 +99,44 @@ def prepare(
     given = options.input_shape
     shape = given if given is not None else example_shape(loader.dataset)
     report = sensitivity(module, loss=criterion, input_shape=shape)
+    _warn_of_unused(report)
     relation = relation_for(options.relation, loader.sampling)
     size = loader.sampling.dataset_size
-    delta = default_delta(size) if options.target_delta is None else options.target_delta
+    begun = plan_to_resume(options.resume_from)
+    target_delta = options.target_delta
+    if target_delta is None and begun is not None:
+        target_delta = begun.delta
+    delta = chosen_delta(target_delta, size)
     steps = options.steps
     if options.epochs is not None:
         steps = round(options.epochs * loader.steps_per_epoch)
-    ledger = open_ledger(size, relation)
-    resume_from = options.resume_from
-    begun = None if resume_from is None else Plan.from_dict(resume_from["plan"])
+
+    def declare() -> RenyiFilter | None:
+        if accountant != "filter":
+            return None
+        if options.target_epsilon is None:
+            raise PrivacyError("accountant='filter' declares a budget: give target_epsilon")
+        return RenyiFilter.for_run(
+            epsilon=options.target_epsilon, delta=delta, sampling=loader.sampling,
+            relation=relation, steps=steps, noise_multiplier=options.noise_multiplier,
+        )  # fmt: skip
+
+    ledger = open_ledger(size, relation, declare)
+    relation = ledger.relation  # an old ledger is continued under its own
+    accountant = accountant_of(ledger, accountant)
+    if ledger.filter is not None:
+        delta = delta_of(ledger, epsilon=options.target_epsilon, delta=target_delta)
     noise_multiplier = options.noise_multiplier
     if noise_multiplier is None and begun is not None:
         noise_multiplier = begun.noise_multiplier
     if noise_multiplier is None:
-        assert options.target_epsilon is not None
-        assert steps is not None
+        if options.target_epsilon is None:
+            raise missing("target epsilon")
+        if steps is None:
+            raise missing("steps")
         noise_multiplier = noise_multiplier_for(
             target_epsilon=options.target_epsilon, target_delta=delta, steps=steps,
-            sampling=loader.sampling, relation=relation, accountant=accountant,
+            sampling=loader.sampling, relation=relation, accountant=meter_of(accountant),
             history=ledger.history(),
         )  # fmt: skip
     plan = Plan(
@@ -134,18 +165,15 @@ def prepare(
     if not plan.parameters:
         raise PrivacyError("the model has no trainable parameters")
     # Fails now, and not at the first question, if this combination cannot be accounted for.
-    epsilon([(plan.mechanism, 1)], delta, accountant=accountant)
+    epsilon([(plan.mechanism, 1)], delta, accountant=meter_of(accountant))
     if not options.projection and plan.noise_multiplier != 0:
         raise PrivacyError(
             "without projection the weights leave their constraint sets and the bounds no "
             "longer hold: projection=False needs noise_multiplier=0, which guarantees nothing."
         )
-    if begun is not None and resume_from is not None:
+    if begun is not None:
         require_same_plan(begun, plan)
-        loader.load_state_dict(resume_from["sampler"])
-        if not options.replay:
-            loader.renew()
-    return plan, loader, shape
+    return plan, loader, shape, report
 
 
 def _private_loader(
@@ -153,6 +181,7 @@ def _private_loader(
 ) -> PrivateLoader:
     sampling, given = options.sampling, (options.micro_batch_size, options.augment, options.views)
     if isinstance(data_loader, PrivateLoader):
+        data_loader.check_free()
         if sampling != "poisson" or options.pad or any(each is not None for each in given):
             raise PrivacyError(
                 "this loader is private already: give sampling, micro_batch_size, pad, augment "
@@ -176,5 +205,17 @@ def _private_loader(
         pad=bool(options.compile) if options.pad is None else options.pad,
         augment=options.augment,
         views=options.views,
-        seed=seed,
+        insecure_seed=seed,
     )
+
+
+def _warn_of_unused(report: SensitivityReport) -> None:
+    """Say which trainable parameters will not be trained, because their gradient is zero."""
+    unused = [p.name for p in report.parameters if p.trainable and p.gradient_bound == 0]
+    if unused:
+        warnings.warn(
+            f"{', '.join(unused)}: the forward pass does not depend on it. Its gradient will be "
+            "zero, also if something is switched on later. Freeze it (requires_grad_(False)), take "
+            "it out, or call make_private again when it is used.",
+            stacklevel=6,
+        )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clipless.privacy._mechanism import FixedSizeSampling, PoissonSampling, Relation, Sampling
+from clipless.accounting import FixedSizeSampling, PoissonSampling, Relation, Sampling, stated
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -15,9 +16,17 @@ if TYPE_CHECKING:
     from clipless.privacy._plan import Plan
 
 _RELATIONS = {
+    Relation.ZERO_OUT: "replacing one example by an empty one",
     Relation.ADD_REMOVE: "adding or removing one example",
     Relation.REPLACE_ONE: "replacing one example by another",
 }
+
+
+def private_words(epsilon: float, delta: float) -> str:
+    """What a pair of numbers guarantees; without noise, or with an insecure seed, nothing."""
+    if math.isinf(epsilon):
+        return "not private"
+    return f"({epsilon:.4g}, {delta:g})-differentially private"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +39,8 @@ class PrivacyReport:
     releases: int
     plan: Plan
     ledger: str | None
-    seeded_noise: bool
-    seeded_sampling: bool
+    insecure: bool = False
+    """Whether noise or samples came from a seed that somebody chose: then nothing is private."""
     notes: tuple[str, ...] = ()
     """Further caveats, of whoever used the engine."""
 
@@ -50,17 +59,24 @@ class PrivacyReport:
             "evaluation mode or of a copy of it, have no noise: what is done with them is not "
             "covered.",
         ]
-        if self.delta >= 1 / self.plan.sampling.dataset_size:
+        leaked = self.delta * self.plan.sampling.dataset_size
+        if leaked > 0.1 * (1 + 1e-9):
             found.append(
-                f"delta is {self.delta:g}, at least 1/N: that would permit publishing a randomly "
-                "chosen example. Choose a smaller one."
+                f"delta is {self.delta:g}, {leaked:.2g}/N: that would permit publishing a randomly "
+                f"chosen example with probability {min(leaked, 1):.0%}. Choose a smaller one."
             )
-        if self.seeded_noise:
-            found.append("The noise was seeded by hand: whoever knows the seed can remove it.")
-        if self.seeded_sampling:
+        if stated(self.plan.accountant) is None:
             found.append(
-                "The sampling was seeded by hand: whoever knows the seed knows who was in which "
-                "batch, and amplification by sampling is lost against them."
+                "Noise, sampling rate and number of steps, of all runs in the ledger, are taken to "
+                "be fixed beforehand, or chosen without looking at results. If results decided on "
+                "one of them, epsilon does not cover it: declare a filter (accountant='filter'). "
+                "A run that results have stopped early costs what its plan costs."
+            )
+        if self.insecure:
+            found.insert(
+                0,
+                "Nothing: noise or samples came from an insecure_seed, which is for tests. Whoever "
+                "knows it, or guesses it, can remove the noise.",
             )
         if self.ledger is None:
             found.append("The ledger is kept in memory only: a new process would not know of it.")
@@ -69,13 +85,12 @@ class PrivacyReport:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
         return {
-            "epsilon": self.epsilon,
+            "epsilon": None if self.insecure else self.epsilon,
             "delta": self.delta,
             "steps_taken": self.steps_taken,
             "releases": self.releases,
             "ledger": self.ledger,
-            "seeded_noise": self.seeded_noise,
-            "seeded_sampling": self.seeded_sampling,
+            "insecure": self.insecure,
             "caveats": list(self.caveats),
             "notes": list(self.notes),
             "plan": self.plan.to_dict(),
@@ -83,18 +98,20 @@ class PrivacyReport:
 
     def __rich__(self) -> Group:
         from rich.console import Group
+        from rich.text import Text
 
-        claim = (
-            f"[bold]({self.epsilon:.4g}, {self.delta:g})-differential privacy[/bold] for "
-            f"{_RELATIONS[self.plan.relation]}, after {self.releases} private releases "
-            f"({self.steps_taken} steps of this process)."
+        kept = f"({self.epsilon:.4g}, {self.delta:g})-differential privacy"
+        claim = Text.assemble(
+            ("not private" if math.isinf(self.epsilon) else kept, "bold"),
+            f" for {_RELATIONS[self.plan.relation]}, after {self.releases} private releases "
+            f"({self.steps_taken} steps of this process).",
         )
         return Group(
             claim,
             plan_table(self.plan),
             noise_table(self.plan),
             "Not covered:",
-            *(f"- {caveat}" for caveat in self.caveats),
+            *(Text(f"- {caveat}") for caveat in self.caveats),
         )
 
     def __str__(self) -> str:
@@ -104,6 +121,7 @@ class PrivacyReport:
 def plan_table(plan: Plan) -> Table:
     """The plan, a line for each thing that the guarantee rests on."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
@@ -112,7 +130,7 @@ def plan_table(plan: Plan) -> Table:
     rows = {
         "sampling": describe_sampling(plan.sampling),
         "neighbours": _RELATIONS[plan.relation],
-        "accountant": plan.accountant,
+        "accountant": describe_accountant(plan.accountant),
         "noise multiplier": f"{plan.noise_multiplier:.5g}, shared out by '{plan.noise}'",
         "budget": f"{target}, delta {plan.delta:g}",
         "planned steps": "open" if plan.steps is None else str(plan.steps),
@@ -123,7 +141,7 @@ def plan_table(plan: Plan) -> Table:
     if plan.views > 1:
         rows["augmentation"] = f"{plan.views} views of every example, averaged"
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     return table
 
 
@@ -131,6 +149,7 @@ def noise_table(plan: Plan) -> Table:
     """Sensitivity and noise of every parameter."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("parameter", overflow="fold")
@@ -140,13 +159,25 @@ def noise_table(plan: Plan) -> Table:
     for parameter in plan.parameters:
         name = parameter.name
         table.add_row(
-            name,
+            Text(name),
             str(parameter.size),
             f"{parameter.gradient_bound:.4g}",
             f"{sensitivities[name]:.4g}",
             f"{deviations[name]:.4g}",
         )
     return table
+
+
+def describe_accountant(accountant: str) -> str:
+    """One line on how epsilon was computed, and for what kind of schedule it holds."""
+    declared = stated(accountant)
+    if declared is not None:
+        return (
+            f"Rényi filter of order {declared.order:g}, declared as ({declared.epsilon:g}, "
+            f"{declared.delta:g}): noise, sampling and steps may follow from results"
+        )
+    name = {"pld": "privacy loss distributions (pld)", "rdp": "Rényi divergences (rdp)"}
+    return f"{name.get(accountant, accountant)}, noise, sampling and steps fixed beforehand"
 
 
 def describe_sampling(sampling: Sampling) -> str:

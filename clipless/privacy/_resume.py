@@ -1,17 +1,38 @@
-"""Saving a run, and continuing it: the same plan, and the same noise from there on."""
+"""Saving a run, and continuing it: the same plan, and the noise of the steps that are repeated."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from clipless.accounting import Mechanism
+from clipless.common._malformed import MALFORMED, reason
+from clipless.distributed._sharded import noise_prefix
 from clipless.errors import PrivacyError
-from clipless.privacy._distributed_sharded import noise_prefix
-from clipless.privacy._mechanism import Mechanism
 from clipless.privacy._plan import Plan
-from clipless.privacy._session import TrainingSession
+from clipless.privacy.sampling._samplers import IndexSampler
+from clipless.privacy.step._session import TrainingSession
+
+
+def plan_to_resume(state: Mapping[str, Any] | None) -> Plan | None:
+    """Return the plan that a saved run began with, or refuse what is not the state of a run."""
+    if state is None:
+        return None
+    try:
+        plan, sampler = Plan.from_dict(state["plan"]), dict(state["sampler"])
+        IndexSampler(sampling=plan.sampling).load_state_dict(sampler)
+        for mechanism, count in state["spent"]:
+            Mechanism.from_dict(mechanism), int(count)
+        numbers = (sampler["step"], state["steps_taken"], state["noise_multiplier"])
+        if min(map(float, numbers)) < 0 or not (state["run"] and state["noise"]):
+            raise ValueError("a number is negative, or the name or the noise is empty")
+    except MALFORMED as error:
+        raise PrivacyError(
+            f"resume_from is not the state of a run: {reason(error)}. Give what "
+            "engine.state_dict() returned, whole."
+        ) from error
+    return plan
 
 
 def require_same_plan(begun: Plan, plan: Plan) -> None:
@@ -28,7 +49,6 @@ def require_same_plan(begun: Plan, plan: Plan) -> None:
 def run_state(
     session: TrainingSession,
     *,
-    run: str,
     first_plan: Plan,
     first_thresholds: Mapping[str, float],
 ) -> dict[str, Any]:
@@ -44,32 +64,34 @@ def run_state(
             for name, each in own.items()
         }
     return {
-        "run": run,
+        "run": session.outcomes.run,
         "plan": first_plan.to_dict(),
         "thresholds": dict(first_thresholds),
         "noise_multiplier": session.plan.noise_multiplier,
         "steps_taken": session.steps_taken,
         "sampler": session.loader.state_dict(),
         "noise": noise,
-        "seeded_noise": session.noise.seeded,
-        "spent": [(each.to_dict(), count) for each, count in session.ledger.spent_in_run()],
+        "insecure_noise": session.noise.insecure,
+        "spent": [
+            (each.to_dict(), count)
+            for each, count in session.ledger.spent_in_run(session.outcomes.run)
+        ],
     }
 
 
-def begin_run(session: TrainingSession, state: Mapping[str, Any] | None, *, replay: bool) -> str:
-    """Name the run in the ledger; take over the state of the one that it continues."""
-    run, spent = secrets.token_hex(8), None
-    if session.team is not None:
-        run = session.team.processes.from_first(lambda: run)
+def begin_run(session: TrainingSession, state: Mapping[str, Any] | None, *, replay: bool) -> None:
+    """Let the session begin, or take over the state of a run and continue it.
+
+    Whatever can fail does so before anything is changed.
+    """
     if state is not None:
         session.steps_taken = int(state["steps_taken"])
         session.set_noise_multiplier(state["noise_multiplier"])
-    if state is not None and replay:
-        _load_noise(session, state)
-        run = str(state["run"])
-        spent = [(Mechanism.from_dict(each), int(count)) for each, count in state["spent"]]
-    session.ledger.begin_run(run, spent=spent)
-    return run
+        session.noise.insecure |= _was_insecure(state)
+        if replay:
+            _load_noise(session, state)
+    sampling = session.outcomes.begin(state, repeat=replay)
+    session.attach(**sampling)
 
 
 def _load_noise(session: TrainingSession, state: Mapping[str, Any]) -> None:
@@ -90,4 +112,10 @@ def _load_noise(session: TrainingSession, state: Mapping[str, Any]) -> None:
         own = prefix(team.processes.rank)
         saved = {k.removeprefix(own): each for k, each in saved.items() if k.startswith(own)}
     session.noise.load_state_dict(saved)
-    session.noise.seeded = bool(state["seeded_noise"])
+
+
+def _was_insecure(state: Mapping[str, Any]) -> bool:
+    """Whether somebody chose a seed of the run so far; `seeded` is what it was called before."""
+    said = (state.get("insecure_noise"), state.get("seeded_noise"))
+    sampler = state["sampler"]
+    return any((*said, sampler.get("insecure"), sampler.get("seeded")))

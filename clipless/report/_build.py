@@ -7,11 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clipless.common._malformed import MALFORMED
 from clipless.errors import PrivacyError
+from clipless.ledger import LedgerText, timestamp
 from clipless.privacy import Plan
-from clipless.privacy._ledger_format import LedgerText, timestamp
-from clipless.report import _evidence
-from clipless.report._checks import (
+from clipless.report._errors import ReportError
+from clipless.report._files import Problem, RunFiles, plain
+from clipless.report._report import RunReport
+from clipless.report._timeline import LedgerInUseError, Timeline, read_closed_ledger, timeline
+from clipless.report.sections import _evidence
+from clipless.report.sections._checks import (
     Check,
     CheckpointFacts,
     as_said,
@@ -20,15 +25,11 @@ from clipless.report._checks import (
     nothing_lost,
     same_ledger,
 )
-from clipless.report._claim import claim
-from clipless.report._errors import ReportError
-from clipless.report._files import Problem, RunFiles, plain
-from clipless.report._foundations import certificates_hold, foundations
-from clipless.report._report import RunReport
-from clipless.report._spending import Cost, Spending, spending
-from clipless.report._timeline import LedgerInUseError, Timeline, read_closed_ledger, timeline
-from clipless.report._training import training
-from clipless.report._verdicts import bounds_hold, not_contradicted
+from clipless.report.sections._claim import claim
+from clipless.report.sections._foundations import certificates_hold, foundations
+from clipless.report.sections._spending import Cost, Spending, spending
+from clipless.report.sections._training import training
+from clipless.report.sections._verdicts import bounds_hold, not_contradicted
 
 _T = TypeVar("_T")
 
@@ -90,9 +91,9 @@ def build(run_dir: str | os.PathLike[str]) -> RunReport:
         claim=claim(
             plan,
             epsilon=spent.epsilon if spent is not None and trusted else None,
+            insecure=text is not None and text.insecure,
             history=() if found is None else found.history(),
             releases=None if found is None else found.releases,
-            seeded=_seeded(facts, configuration),
         ),
         foundations=rests,
         checks=tuple(done),
@@ -110,10 +111,19 @@ def build(run_dir: str | os.PathLike[str]) -> RunReport:
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> RunReport:
-    """Write `report.html` and `report.json` into the folder of a run, and return the report."""
+    """Write the pages of a run into its folder, and return the report.
+
+    `report.html` and `report.json` hold released and public things only. `report-private.html` and
+    `report-private.json` hold what was computed from data without noise; only their owner may read
+    them.
+    """
     report = build(run_dir)
-    report.write_json(Path(run_dir) / "report.json")
-    report.write_html(Path(run_dir) / "report.html")
+    for private in (False, True):
+        name = "report-private" if private else "report"
+        report.write_json(Path(run_dir) / f"{name}.json", private=private)
+        report.write_html(Path(run_dir) / f"{name}.html", private=private)
+        for ending in ("json", "html") if private else ():
+            (Path(run_dir) / f"{name}.{ending}").chmod(0o600)
     return report
 
 
@@ -124,7 +134,7 @@ def _voided(done: Sequence[Check]) -> bool:
 def _plan(described: Mapping[str, Any], folder: Path) -> Plan:
     try:
         return Plan.from_dict(described["plan"])
-    except (ValueError, TypeError, KeyError) as error:
+    except MALFORMED as error:
         raise ReportError(
             f"{folder / 'plan.json'} holds no plan that can be used: {error}. It says what the run "
             "is about, so restore it from a backup."
@@ -134,21 +144,9 @@ def _plan(described: Mapping[str, Any], folder: Path) -> Plan:
 def _checkpoint(files: RunFiles) -> CheckpointFacts | None:
     try:
         return newest_checkpoint(files.folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *MALFORMED) as error:
         files.object_to("checkpoints", error)
         return None
-
-
-def _seeded(
-    facts: CheckpointFacts | None, configuration: Mapping[str, Any] | None
-) -> tuple[bool, bool] | None:
-    """Whether noise and sampling were seeded by hand; None if nothing tells."""
-    if facts is not None:
-        return facts.seeded_noise, facts.seeded_sampling
-    training = (configuration or {}).get("training")
-    if isinstance(training, Mapping) and "seed" in training:
-        return (training["seed"] is not None,) * 2
-    return None
 
 
 def _ledger(files: RunFiles) -> tuple[LedgerText | None, Check]:
@@ -169,9 +167,13 @@ def _spent(found: Timeline, plan: Plan, done: list[Check], text: LedgerText) -> 
     """Ask the accountant, and add what a comparison with the plan says."""
     try:
         spent = spending(found, plan)
-    except PrivacyError as error:
+    except (PrivacyError, ValueError) as error:
         done.append(Check(name="An epsilon can be stated", state="failed", detail=str(error)))
         return None
+    declared = None if text.filter is None else str(text.filter)
+    if declared != (plan.accountant if plan.accountant.startswith("filter(") else None):
+        detail = f"The ledger declares {declared or 'no filter'}; the plan is by {plan.accountant}."
+        done.append(Check(name="The filter is the ledger's", state="failed", detail=detail))
     size, relation = text.dataset_size, text.relation.value
     done += checks(found, spent, plan, dataset_size=size, relation=relation)
     return spent
@@ -215,7 +217,7 @@ def _take(files: RunFiles, name: str, read: Callable[[], _T]) -> _T | None:
     """Return what a file says, or note that its contents are not what they should be."""
     try:
         return read()
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except MALFORMED as error:
         files.object_to(name, error)
         return None
 

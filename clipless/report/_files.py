@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clipless.common._malformed import MALFORMED, reason
 from clipless.report._errors import ReportError
 
 
@@ -82,7 +83,7 @@ class RunFiles:
                 )
             if not isinstance(data["plan"], dict):
                 raise ValueError("its plan is not an object")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, *MALFORMED) as error:
             raise ReportError(
                 f"{self.folder / 'plan.json'} cannot be read: {_describe(error)}. It says what the "
                 "run is about, so restore it from a backup."
@@ -98,7 +99,7 @@ class RunFiles:
             found = json.loads(data)
             if not isinstance(found, dict):
                 raise ValueError("it does not hold an object")
-        except ValueError as error:
+        except MALFORMED as error:
             self.object_to(name, error)
             return None
         return dict(plain(found))
@@ -120,9 +121,9 @@ class RunFiles:
                 fields = json.loads(line)
                 if not isinstance(fields, dict):
                     raise ValueError("it does not hold an object")
-            except ValueError as error:
+            except MALFORMED as error:
                 if number < len(lines):
-                    self.object_to(name, ValueError(f"line {number}: {error}"))
+                    self.object_to(name, ValueError(f"line {number}: {reason(error)}"))
                 continue
             if fields.get("kind") == kind:
                 found.append(plain(fields))
@@ -145,16 +146,14 @@ class RunFiles:
 
 
 def _describe(error: Exception) -> str:
-    """A message a reader can use: a bare key does not say what is wrong."""
-    if isinstance(error, KeyError):
-        return f"it lacks {error}"
+    """A message a reader can use."""
     if isinstance(error, OSError):  # without the path, which is nobody's business on a page
         return error.strerror or type(error).__name__
-    return str(error)
+    return reason(error)
 
 
 def plain(value: Any) -> Any:
-    """Return data that JSON holds: tuples become lists, what is not finite becomes null.
+    """Return data that JSON holds: tuples become lists, what no float holds becomes null.
 
     Example:
         >>> plain({"radii": (1.0, float("inf"))})
@@ -164,4 +163,5 @@ def plain(value: Any) -> Any:
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, tuple | list):
         return [plain(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    unusable = isinstance(value, int | float) and not abs(value) <= sys.float_info.max
+    return None if unusable else value

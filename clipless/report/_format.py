@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from decimal import ROUND_CEILING, Decimal
 
+from clipless.privacy import Relation
+from clipless.privacy._report import _RELATIONS
+
 NONE = "\N{EN DASH}"
 """What stands for a number that is not there."""
 
@@ -61,3 +64,13 @@ def percent_upper(value: float | None, digits: int = 1) -> str:
         return NONE
     place = Decimal(1).scaleb(-digits)
     return f"{(100 * Decimal(value)).quantize(place, rounding=ROUND_CEILING)}%"
+
+
+def relation_words(relation: str) -> str:
+    """Return how neighbouring data sets differ, in the words of the whole library.
+
+    Example:
+        >>> relation_words("replace_one")
+        'replacing one example by another'
+    """
+    return _RELATIONS[Relation(relation)]

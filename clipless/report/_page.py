@@ -1,4 +1,4 @@
-"""The page: a template filled with the data of a report, and nothing but those data."""
+"""The pages: templates filled with the data of a report, and nothing but those data."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clipless.report._figures import MOST_HISTOGRAMS, MOST_ROWS, NAMES, figures
+from clipless.common._malformed import MALFORMED, reason
 from clipless.report._format import NONE, number, percent, percent_upper, upper
+from clipless.report._pages import PRIVATE_SECTIONS, PUBLIC_SECTIONS, Section
+from clipless.report.drawing._figures import MOST_HISTOGRAMS, MOST_ROWS, Figures
 
 _MOST_LINES = 200
 _LONGEST_TEXT = 200_000
 
 
-def render(report: Mapping[str, Any]) -> str:
-    """Return the page for what `RunReport.to_dict` returned."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+def render(report: Mapping[str, Any], *, private: bool = False) -> str:
+    """Return the page for what `RunReport.to_dict` returned.
+
+    A section whose data are not what they should be says so, and the others are shown.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
     from markupsafe import Markup
 
     environment = Environment(
@@ -43,14 +48,28 @@ def render(report: Mapping[str, Any]) -> str:
         "code": _code,
     }
     environment.filters |= filters
-    page = environment.get_template("page.html.j2")
-    return page.render(
-        report=report,
-        figures=figures(report),
-        missing={each["file"]: each for each in report["missing"]},
-        names=NAMES,
-        limits={"lines": _MOST_LINES, "rows": MOST_ROWS, "histograms": MOST_HISTOGRAMS},
-    )
+    shared: dict[str, Any] = {
+        "report": report,
+        "private": private,
+        "figures": Figures(report),
+        "missing": {each["file"]: each for each in report["missing"]},
+        "limits": {"lines": _MOST_LINES, "rows": MOST_ROWS, "histograms": MOST_HISTOGRAMS},
+    }
+
+    def shown(section: Section) -> Markup:
+        own = {**shared, "section": section, "mark": section.mark}
+        try:
+            return Markup(environment.get_template(f"{section.name}.html.j2").render(own))
+        except (*MALFORMED, UndefinedError) as error:
+            if section.name in ("claim", "rests"):  # plan and ledger have been checked
+                raise
+            own["why"] = reason(error)
+            return Markup(environment.get_template("section.html.j2").render(own))
+
+    sections = [
+        (section, shown(section)) for section in (PRIVATE_SECTIONS if private else PUBLIC_SECTIONS)
+    ]
+    return environment.get_template("page.html.j2").render(shared, sections=sections)
 
 
 def thinned(lines: Sequence[Any]) -> Sequence[Any]:

@@ -9,18 +9,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clipless.report._checks import Check
-from clipless.report._claim import Claim
 from clipless.report._files import Missing, Problem, plain
-from clipless.report._foundations import Foundations
-from clipless.report._spending import Spending
-from clipless.report._training import Training
+from clipless.report._pages import PRIVATE_PARTS, PUBLIC_FILES, PUBLIC_PARTS, without_seeds
+from clipless.report.sections._checks import Check
+from clipless.report.sections._claim import Claim
+from clipless.report.sections._foundations import Foundations
+from clipless.report.sections._spending import Spending
+from clipless.report.sections._training import Training
 from clipless.training._checkpoint import replace_file
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """What a run claims, what that rests on, and what was found out about it.
+    """What a run claims, what that rests on, and what was found out about it: both pages.
 
     Parts whose files are not in the run folder are None, and `missing` says what would add them.
     `problems` and failed `checks` say what is wrong; a page shows them in red.
@@ -51,18 +52,45 @@ class RunReport:
         """Whether a guarantee is stated and nothing speaks against it."""
         return self.claim.standing == "stated" and not any(each.failed for each in self.checks)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain data, ready for JSON; what is not finite becomes null."""
-        head = {"format": "clipless-report", "version": 1, "sound": self.sound}
-        return {**head, **plain(asdict(self))}
+    def to_dict(self, *, private: bool = False) -> dict[str, Any]:
+        """Return what may be published as plain data, ready for JSON; or, if `private`, the rest.
 
-    def write_json(self, path: str | os.PathLike[str]) -> None:
+        What is not finite becomes null.
+        """
+        every = plain(asdict(self))
+        parts = PRIVATE_PARTS if private else PUBLIC_PARTS
+        kind = "clipless-report-private" if private else "clipless-report"
+        found = {"format": kind, "version": 2, "sound": self.sound}
+        found |= {name: every[name] for name in parts}
+        found |= {
+            name: [each for each in every[name] if (each["file"] not in PUBLIC_FILES) == private]
+            for name in ("missing", "problems")
+        }
+        checks = [each for each in self.checks if each.private == private]
+        if not private:
+            found["configuration"] = without_seeds(every["configuration"])
+            checks += self._objection()
+        return {**found, "checks": plain([asdict(each) for each in checks])}
+
+    def _objection(self) -> list[Check]:
+        """What the public page says if private data speak against the claim: that they do.
+
+        A page that claims something its writer knows to be wrong would be worse than one bit.
+        """
+        against = [each for each in self.checks if each.private and each.failed]
+        detail = "The private page says what. Do not rely on the claim."
+        name = "Nothing that was measured on private data speaks against the claim"
+        return [Check(name=name, state="failed", detail=detail, voids=False)] if against else []
+
+    def write_json(self, path: str | os.PathLike[str], *, private: bool = False) -> None:
         """Write `to_dict` as JSON."""
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        data = self.to_dict(private=private)
+        text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
         replace_file(Path(path), text.encode(errors="replace"))
 
-    def write_html(self, path: str | os.PathLike[str]) -> None:
+    def write_html(self, path: str | os.PathLike[str], *, private: bool = False) -> None:
         """Write one page that holds all it needs: it opens from disk, without a network."""
         from clipless.report._page import render
 
-        replace_file(Path(path), render(self.to_dict()).encode(errors="replace"))
+        page = render(self.to_dict(private=private), private=private)
+        replace_file(Path(path), page.encode(errors="replace"))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from clipless.privacy._hooks import SessionHook
+from clipless.common._arguments import missing
+from clipless.privacy.step._hooks import SessionHook
 from clipless.training import Callback
 from clipless.training._callbacks import _lines_until
 from clipless.training._checkpoint import replace_file
@@ -56,8 +57,6 @@ class SignalCallback(Callback):
         >>> sorted(signal.results[0]["parameters"][0])[:3]
         ['name', 'noise_energy', 'ratio']
     """
-
-    sees_weights = False
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.results: list[dict[str, Any]] = []
@@ -127,7 +126,8 @@ class SignalCallback(Callback):
         self._steps += 1
 
     def _summary(self) -> list[dict[str, Any]]:
-        assert self._plan is not None
+        if self._plan is None:
+            raise missing("plan")
         released = (self._energies / self._steps).tolist()
         noise = (self._noise / self._steps).tolist()
         return [

@@ -6,10 +6,10 @@ import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clipless.accounting import Mechanism
+from clipless.common._arguments import missing
 from clipless.errors import LedgerError
-from clipless.privacy._ledger_file import read_ledger
-from clipless.privacy._ledger_format import EntryKind, LedgerText
-from clipless.privacy._mechanism import Mechanism
+from clipless.ledger import EntryKind, LedgerText, read_ledger
 
 try:
     import fcntl
@@ -117,9 +117,9 @@ def timeline(text: LedgerText) -> Timeline:
 
     Example:
         >>> from clipless.privacy import FullBatch, Ledger, Mechanism, Relation
-        >>> from clipless.privacy._ledger_format import parse
+        >>> from clipless.ledger._format import parse
         >>> step = Mechanism(noise_multiplier=2.0, sampling=FullBatch(dataset_size=10))
-        >>> ledger = Ledger.in_memory(dataset_size=10, relation=Relation.ADD_REMOVE)
+        >>> ledger = Ledger.in_memory(dataset_size=10, relation=Relation.ZERO_OUT)
         >>> ledger.record(step, label="column means")
         >>> for _ in range(5):
         ...     ledger.spend(step)
@@ -130,7 +130,8 @@ def timeline(text: LedgerText) -> Timeline:
     blocks: dict[int, Block] = {}
     for entry in text.entries:
         if entry.kind is EntryKind.REFUND:
-            assert entry.reservation is not None
+            if entry.reservation is None:
+                raise missing("reservation")
             reserved = blocks[entry.reservation]
             blocks[entry.reservation] = replace(reserved, count=reserved.count - entry.count)
         elif entry.mechanism is not None:

@@ -19,8 +19,10 @@ from typing import Any, NoReturn
 from torch import Tensor, fx, nn
 
 from clipless import nn as lip
-from clipless.bounds import _module_rules, _sensitivity, _shape_rules, _shapes, _walk
+from clipless.bounds import _sensitivity, _shapes, _walk
 from clipless.bounds._rule import find_rule
+from clipless.bounds.rules import _modules as _module_rules
+from clipless.bounds.rules import _shapes as _shape_rules
 from clipless.errors import UnsupportedOperationError
 from clipless.nn._base import constrained_modules
 from clipless.spectral import fourier_bound, spectral_norm_bound
@@ -77,7 +79,7 @@ class Network:
 def read_network(model: nn.Module, input_shape: tuple[int, ...]) -> Network:
     """Certify the weights of `model` and find its constants, or refuse with the reason."""
     own = copy.deepcopy(_sensitivity.unwrap(model)).eval()
-    traced = _sensitivity._traced(own, (input_shape,))
+    traced = _sensitivity.traced_model(own, (input_shape,))
     for node in traced.graph.nodes:
         if node.op == "call_method" and node.target == "float":
             raise UnsupportedOperationError(
@@ -173,9 +175,10 @@ def _find_guard(passed: _walk.ForwardPass) -> Guard | None:
     called = [step.site.called for step in passed.steps]
     for index, step in enumerate(passed.steps):
         module = step.site.called
-        if type(module) is not lip.BoundedInput or called.count(module) > 1:
+        if not isinstance(module, lip.BoundedInput) or type(module) is not lip.BoundedInput:
             continue
-        assert isinstance(module, lip.BoundedInput)
+        if called.count(module) > 1:
+            continue
         blocked = (
             *passed.steps[:index],
             replace(step, lipschitz=(0.0,)),

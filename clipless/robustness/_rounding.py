@@ -17,16 +17,14 @@ import torch
 from torch import fx, nn
 
 from clipless import nn as lip
-from clipless.bounds import (
-    _activation_rules,
-    _arithmetic_rules,
-    _layer_rules,
-    _module_rules,
-    _reduction_rules,
-    _shape_rules,
-    _walk,
-)
+from clipless.bounds import _walk
 from clipless.bounds._rule import Rule, find_rule
+from clipless.bounds.rules import _activation as _activation_rules
+from clipless.bounds.rules import _arithmetic as _arithmetic_rules
+from clipless.bounds.rules import _layers as _layer_rules
+from clipless.bounds.rules import _modules as _module_rules
+from clipless.bounds.rules import _reductions as _reduction_rules
+from clipless.bounds.rules import _shapes as _shape_rules
 from clipless.nn._base import AffineModule
 from clipless.nn._pooling import (
     _GlobalAvgPool,

@@ -5,7 +5,7 @@ Importing this package is quick: what needs torch is loaded when it is first use
 
 from typing import TYPE_CHECKING
 
-from clipless._lazy import lazy
+from clipless.common._lazy import lazy
 
 if TYPE_CHECKING:
     from clipless.runs._config import Choice, DataConfig, PrivacyConfig, RunConfig, TrainingConfig

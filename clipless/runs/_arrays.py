@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clipless.common._malformed import MALFORMED, reason
 from clipless.data import DataFileError, DataNotFoundError
 
 
@@ -29,8 +30,9 @@ def read_arrays(path: Path) -> dict[str, Any]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataFileError(f"{path} is not a readable .npz file: {error}") from error
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, *MALFORMED) as error:
+        # zipfile raises RuntimeError and NotImplementedError for what it does not unpack
+        raise DataFileError(f"{path} is not a readable .npz file: {reason(error)}") from error
     names = {"x", "y"} | ({"x_test", "y_test"} if {"x_test", "y_test"} & set(arrays) else set())
     if set(arrays) != names:
         raise DataFileError(
@@ -68,6 +70,4 @@ def _labels(array: Any, rows: int, what: str) -> Tensor:
         raise DataFileError(
             f"{what} must be {rows} class numbers; got {array.dtype} of shape {array.shape}"
         )
-    if array.min() < 0:
-        raise DataFileError(f"{what} has negative class numbers")
     return torch.from_numpy(array.astype(np.int64))

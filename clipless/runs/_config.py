@@ -32,6 +32,9 @@ class DataConfig:
         target: the column of a table that is to be predicted.
         separator: of a text table, if it is not the usual one.
         task: what a table's target is.
+        classes: the labels of a table's target, if they are public; by default those that a noisy
+            count finds in many rows. Rows of other labels contribute nothing.
+        class_count: how many classes the labels of arrays have: 0, 1, ... up to one less.
         root: the folder of data sets by name; see `clipless.data.load`.
         download: whether a data set may be downloaded.
         test_fraction, split_seed: how a test set is drawn where none is published.
@@ -44,6 +47,8 @@ class DataConfig:
     target: str | None = None
     separator: str | None = None
     task: Task = "classification"
+    classes: tuple[Any, ...] | None = None
+    class_count: int | None = None
     root: str | None = None
     download: bool = True
     test_fraction: float = 0.2
@@ -75,6 +80,19 @@ class DataConfig:
             f"data.target={self.target!r} is for tables (.csv, .tsv, .parquet)",
         )
         require(table or self.task == "classification", "regression is for tables")
+        require(
+            self.classes is None or (table and self.task == "classification"),
+            "data.classes names the labels of a table; for arrays, give data.class_count",
+        )
+        require(
+            self.class_count is None or (self.file is not None and not table),
+            "data.class_count is for arrays of one's own (.npz); data sets by name have theirs, "
+            "and for tables there is data.classes",
+        )
+        require(
+            self.class_count is None or self.class_count >= 2,
+            f"data.class_count must be at least 2, got {self.class_count}",
+        )
 
     @property
     def is_table(self) -> bool:
@@ -111,9 +129,10 @@ class PrivacyConfig:
     delta: float | None = None
     noise_multiplier: float | None = None
     sampling: Literal["poisson", "fixed_size", "full_batch"] = "poisson"
-    relation: Literal["add_remove", "replace_one"] | None = None
+    relation: Literal["zero_out", "replace_one", "add_remove"] | None = None
+    """`add_remove` is in configurations of earlier versions; a new run refuses it."""
     noise: Literal["optimal", "global", "per_layer"] = "optimal"
-    accountant: Literal["pld", "rdp"] = "pld"
+    accountant: Literal["pld", "rdp", "filter"] = "pld"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
@@ -149,7 +168,7 @@ class TrainingConfig:
         check_bounds: compare the gradients of so many examples with their bounds, at every
             checkpoint; 0 for none.
         checkpoint_every: by default every epoch, or every twentieth of the run if that is longer.
-        seed: for experiments that can be repeated; whoever knows it can remove the noise.
+        seed: of the initial weights. Samples and noise have none.
         device: by default a GPU if there is one.
     """
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from clipless.common._arguments import missing
 from clipless.data import (
     ColourSpace,
     DataFileError,
@@ -19,6 +20,7 @@ from clipless.data import (
     read_table,
     split_rows,
 )
+from clipless.data._cells import parse_cell
 from clipless.runs._arrays import read_arrays
 from clipless.runs._config import DataConfig
 from clipless.runs._errors import ConfigError
@@ -41,11 +43,13 @@ class RunData:
     kind: Kind
     input_shape: tuple[int, ...]
     classes: int
-    """How many labels there are; 1 for a table, whose labels are its own."""
+    """How many labels there are, which is public; 1 for a table, whose labels are its own."""
     unit: str
     input_lipschitz: float = 1.0
     verified: bool = False
     """Whether the files have their published checksums."""
+    labels: tuple[Any, ...] | None = None
+    """The labels that there can be, where that is public."""
 
     @property
     def size(self) -> int:
@@ -63,7 +67,7 @@ def load_data(config: DataConfig, *, progress: bool | None = None) -> RunData:
     Example:
         >>> data = load_data(DataConfig(name="digits"))
         >>> data.size, data.input_shape, data.classes
-        (1437, (1, 8, 8), 10)
+        (1434, (1, 8, 8), 10)
     """
     if config.is_table:
         found = _table(config)
@@ -102,6 +106,7 @@ def _named(config: DataConfig, progress: bool | None) -> RunData:
         kind="images" if images else "vectors",
         input_shape=data.info.example_shape,
         classes=len(data.info.classes),
+        labels=tuple(range(len(data.info.classes))),
         unit=PIXELS if images else "the features as published",
         verified=data.verified,
     )
@@ -114,41 +119,67 @@ def _digits(config: DataConfig) -> RunData:
     except ImportError as error:
         raise ImportError("digits come with scikit-learn: pip install scikit-learn") from error
     x = torch.tensor(bundle.images, dtype=torch.float32)[:, None] / 16.0
-    return _split(x, torch.tensor(bundle.target), config, unit=PIXELS)
+    return _split(x, torch.tensor(bundle.target), config, classes=10, unit=PIXELS)
 
 
 def _arrays(config: DataConfig) -> RunData:
-    assert config.file is not None
+    if config.file is None:
+        raise missing("file")
     found = read_arrays(Path(config.file))
-    x, y = found["x"], found["y"]
+    if config.class_count is None:
+        raise ConfigError(
+            f"say how many classes the labels of {config.file} have, 0 to n - 1, by "
+            "data.class_count (--set data.class_count=10): the largest label of private rows is "
+            "not public"
+        )
     unit = PIXELS if found["pixels"] else "the numbers of the file"
+    options: dict[str, Any] = {"classes": config.class_count, "unit": unit}
     if "x_test" not in found:
-        return _split(x, y, config, unit=unit)
-    test = found["x_test"], found["y_test"]
-    return _tensors((x, y), test, unit=unit)
+        return _split(found["x"], found["y"], config, **options)
+    return _tensors((found["x"], found["y"]), (found["x_test"], found["y_test"]), **options)
 
 
-def _split(x: Tensor, y: Tensor, config: DataConfig, *, unit: str) -> RunData:
+def _split(x: Tensor, y: Tensor, config: DataConfig, *, classes: int, unit: str) -> RunData:
     train, test = split_rows(len(x), test_fraction=config.test_fraction, seed=config.split_seed)
-    return _tensors((x[train], y[train]), (x[test], y[test]), unit=unit)
+    return _tensors((x[train], y[train]), (x[test], y[test]), classes=classes, unit=unit)
 
 
-def _tensors(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], *, unit: str) -> RunData:
+def _tensors(
+    train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], *, classes: int, unit: str
+) -> RunData:
     shape = tuple(train[0].shape[1:])
     return RunData(
-        train=train,
-        test=test,
+        train=_within(train, classes),
+        test=_within(test, classes),
         kind="images" if len(shape) == 3 else "vectors",
         input_shape=shape,
-        classes=int(max(train[1].max(), test[1].max())) + 1,
+        classes=classes,
+        labels=tuple(range(classes)),
         unit=unit,
     )
 
 
+def _within(pair: tuple[Tensor, Tensor], classes: int) -> tuple[Tensor, Tensor]:
+    """Make an example whose label is no class one of zeros, of the first class.
+
+    Which labels occur is private, so nothing is said of it.
+    """
+    x, y = pair
+    strange = (y < 0) | (y >= classes)
+    x = torch.where(strange.view(-1, *[1] * (x.ndim - 1)), 0.0, x)
+    return x, torch.where(strange, 0, y)
+
+
 def _table(config: DataConfig) -> RunData:
-    assert config.file is not None
-    assert config.target is not None
-    features, target = read_table(config.file, target=config.target, separator=config.separator)
+    file, column = config.file, config.target
+    if file is None:
+        raise missing("file")
+    if column is None:
+        raise missing("target")
+    features, target = read_table(file, target=column, separator=config.separator)
+    labels = config.classes
+    if labels is not None and not file.lower().endswith((".parquet", ".pq")):
+        labels = tuple(parse_cell(each) if isinstance(each, str) else each for each in labels)
     chosen = split_rows(len(features), test_fraction=config.test_fraction, seed=config.split_seed)
     train, test = ((features.iloc[rows.numpy()], target.iloc[rows.numpy()]) for rows in chosen)
     return RunData(
@@ -157,6 +188,7 @@ def _table(config: DataConfig) -> RunData:
         kind="table",
         input_shape=(features.shape[1],),
         classes=1,
+        labels=labels,
         unit="private spreads of the columns",
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import math
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -51,6 +51,8 @@ def typed(value: Any, kind: Any, *, where: str) -> Any:
         if value is None or value == NOTHING:
             return None
         (kind,) = (part for part in get_args(kind) if part is not NoneType)
+    if kind is Any:
+        return value
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise ConfigError(f"{where} must be one of {listed(get_args(kind))}, got {value!r}")
@@ -59,8 +61,8 @@ def typed(value: Any, kind: Any, *, where: str) -> Any:
         parts = value if isinstance(value, list | tuple) else [value]
         return tuple(typed(part, get_args(kind)[0], where=where) for part in parts)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise ConfigError(f"{where} must be finite, got {value!r}")
+        if not abs(value) <= sys.float_info.max:
+            raise ConfigError(f"{where} must be finite, got {value!r:.40}")
         return float(value)
     right = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
     if not right:

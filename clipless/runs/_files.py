@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from clipless.common._malformed import MALFORMED, reason
 from clipless.runs._errors import ConfigError
 
 # Of each group one key may be given; a later layer's choice replaces an earlier one's.
@@ -46,8 +47,8 @@ def parse_config(text: str, *, name: str) -> dict[str, Any]:
             raise ConfigError(f"{name}: a configuration ends in .toml, .yaml or .json")
     except ConfigError:
         raise
-    except ValueError as error:
-        raise ConfigError(f"{name} is not valid: {error}") from error
+    except MALFORMED as error:
+        raise ConfigError(f"{name} is not valid: {reason(error)}") from error
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise ConfigError(f"{name} must hold the sections of a configuration, [data] and so on")
     return data

@@ -2,10 +2,13 @@
 
 config.json        the exact configuration, everything filled in
 environment.json   versions and device
-data.json          digests of the data, by which they are known again. Not covered: keep it private
+data.json          keyed digests of the data, by which they are known again. Private
+private/           the key of these digests. Private, like the checkpoints
 model.safetensors  the final weights (for tables: the fitted estimator)
-result.json        how training ended, at what price, and the digest of the weights
-robustness.json, audit.json, report.html, report.json   by other commands, later
+result.json        how training ended, at what price, with metrics on test data. Private
+robustness.json, audit.json   by other commands, later: measured on data. Private
+report.html, report.json      by `clipless report`: released and public things only
+report-private.html, report-private.json   the rest. Private
 """
 
 from __future__ import annotations
@@ -19,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from clipless.common._malformed import MALFORMED, reason
 from clipless.runs._config import RunConfig
-from clipless.runs._data import RunData
 from clipless.runs._errors import RunFolderError
 from clipless.runs._plain import plain
 from clipless.training._checkpoint import replace_file
@@ -30,12 +32,14 @@ from clipless.training._checkpoint import replace_file
 CONFIG, ENVIRONMENT, DATA = "config.json", "environment.json", "data.json"
 RESULT, WEIGHTS, PLAN, LEDGER = "result.json", "model.safetensors", "plan.json", "ledger.jsonl"
 ROBUSTNESS, AUDIT, REPORT = "robustness.json", "audit.json", "report.html"
+KEY = "private/data.key"
+PRIVATE = frozenset(
+    (DATA, RESULT, ROBUSTNESS, AUDIT, "metrics.jsonl", "tightness.jsonl", "checkpoints", "private",
+     "report-private.html", "report-private.json")
+)  # fmt: skip
+"""Files and folders that the guarantee does not cover: measured on data, or secret."""
 _VERSION = 1
 _PACKAGES = ("torch", "numpy", "dp-accounting", "safetensors", "scikit-learn", "pandas", "rich")
-_DATA_NOTE = (
-    "digests of the private training data and of the test data: not covered by the guarantee, keep "
-    "this file as you keep the data"
-)
 
 
 def write_json(folder: Path, name: str, fields: Mapping[str, Any], *, kind: str) -> Path:
@@ -56,8 +60,8 @@ def read_json(folder: Path, name: str, *, kind: str) -> dict[str, Any]:
         raise RunFolderError(f"{folder} has no {name}: it is not a run folder, or not whole") from (
             error
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(f"{path} was damaged: {error}") from error
+    except (OSError, *MALFORMED) as error:
+        raise RunFolderError(f"{path} was damaged: {reason(error)}") from error
     return dict(data)
 
 
@@ -66,8 +70,8 @@ def stored_config(folder: Path) -> RunConfig:
     fields = read_json(folder, CONFIG, kind="config")
     try:
         return RunConfig.from_dict(fields)
-    except ValueError as error:
-        raise RunFolderError(f"{folder / CONFIG} was damaged: {error}") from error
+    except MALFORMED as error:
+        raise RunFolderError(f"{folder / CONFIG} was damaged: {reason(error)}") from error
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -95,51 +99,3 @@ def environment(device: str) -> dict[str, Any]:
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def data_digests(data: RunData) -> dict[str, Any]:
-    """Return what data are known again by: sizes, and digests of both parts."""
-    return {
-        "note": _DATA_NOTE,
-        "kind": data.kind,
-        "input_shape": list(data.input_shape),
-        "classes": data.classes,
-        "verified": data.verified,
-        "train": {"size": len(data.train[0]), "sha256": _digest(data.train)},
-        "test": {"size": len(data.test[0]), "sha256": _digest(data.test)},
-    }
-
-
-def check_data(folder: Path, data: RunData, *, parts: tuple[str, ...] = ("train", "test")) -> None:
-    """Refuse data that are not those that the run was made with."""
-    check_digests(folder, data_digests(data), parts=parts)
-
-
-def check_digests(
-    folder: Path, found: Mapping[str, Any], *, parts: tuple[str, ...] = ("train", "test")
-) -> None:
-    """Refuse data by their digests; see `data_digests`."""
-    expected = read_json(folder, DATA, kind="data")
-    for part in parts:
-        if expected.get(part) != found[part]:
-            raise RunFolderError(
-                f"the {part} data are not those of the run in {folder}: it had "
-                f"{expected.get(part, {}).get('size')} examples, here are {found[part]['size']}"
-                + (", of other contents" if expected.get(part, {}).get("size") ==
-                   found[part]["size"] else "")
-                + ". Restore the data that it was trained on."
-            )  # fmt: skip
-
-
-def _digest(pair: tuple[Any, Any]) -> str:
-    digest = hashlib.sha256()
-    for part in pair:
-        if isinstance(part, Tensor):
-            digest.update(f"{tuple(part.shape)} {part.dtype}".encode())
-            digest.update(part.detach().cpu().contiguous().numpy().data)
-        else:  # a data frame or a column of one
-            import pandas
-
-            digest.update(str(part.shape).encode())
-            digest.update(pandas.util.hash_pandas_object(part, index=False).to_numpy().tobytes())
-    return digest.hexdigest()

@@ -14,16 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from clipless.bounds import sensitivity
+from clipless.common._malformed import MALFORMED, reason
 from clipless.errors import CliplessError
+from clipless.ledger import read_ledger
 from clipless.losses import CrossEntropy, Loss
 from clipless.nn import certify
 from clipless.privacy import Plan, epsilon
 from clipless.privacy._following import set_thresholds, thresholds
-from clipless.privacy._ledger_file import read_ledger
 from clipless.privacy._plan import planned_parameters
 from clipless.runs import _folder, _parts
 from clipless.runs._config import RunConfig
 from clipless.runs._data import RunData, load_data
+from clipless.runs._digests import check_data
 from clipless.runs._errors import ConfigError, RunFolderError
 from clipless.runs._kinds import Kind, kind_of
 from clipless.runs._tabular import as_table, as_trained, criterion_of, encoded
@@ -65,7 +67,7 @@ class Run:
         """Read the data of the run again; others than it had are refused."""
         config = self.config.data if root is None else replace(self.config.data, root=root)
         found = load_data(config, progress=progress)
-        _folder.check_data(self.folder, found)
+        check_data(self.folder, found)
         return found
 
     def tensors(self, pair: tuple[Any, Any]) -> tuple[Tensor, Tensor]:
@@ -109,6 +111,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
 
 def _open_network(folder: Path, config: RunConfig, plan: Plan, result: Mapping[str, Any]) -> Run:
     import safetensors.torch
+    from safetensors import SafetensorError
 
     with torch.random.fork_rng(devices=[]):  # building draws weights that are replaced at once
         model = _parts.build_model(config)
@@ -116,7 +119,7 @@ def _open_network(folder: Path, config: RunConfig, plan: Plan, result: Mapping[s
     try:
         weights = safetensors.torch.load((folder / _folder.WEIGHTS).read_bytes())
         model.load_state_dict({**_extra(model), **weights})
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, *MALFORMED, SafetensorError) as error:
         raise RunFolderError(
             f"{folder / _folder.WEIGHTS} does not fit the model of {_folder.CONFIG}: {error}"
         ) from error
@@ -139,7 +142,7 @@ def _open_tabular(folder: Path, config: RunConfig, plan: Plan, result: Mapping[s
 
     try:
         estimator: Any = load(folder / _folder.WEIGHTS)
-    except (OSError, ValueError, KeyError, CliplessError) as error:
+    except (OSError, CliplessError, *MALFORMED) as error:
         raise RunFolderError(f"{folder / _folder.WEIGHTS} cannot be read: {error}") from error
     model = as_trained(estimator, {each.name for each in plan.parameters})
     return Run(
@@ -158,7 +161,7 @@ def _open_images(folder: Path, config: RunConfig, plan: Plan, result: Mapping[st
         colours, height, width = described["input_shape"]
         shape = (int(colours), int(height), int(width))
         model = open_images(folder, config, input_shape=shape, classes=described["classes"])
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RuntimeError, *MALFORMED) as error:
         raise RunFolderError(f"the network of {folder} cannot be rebuilt: {error}") from error
     temperature = rule_of(config, examples=1).temperature
     return Run(
@@ -189,8 +192,8 @@ def read_plan(folder: Path) -> Plan:
     path = folder / _folder.PLAN
     try:
         return Plan.from_dict(json.loads(path.read_bytes())["plan"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}") from error
+    except (OSError, *MALFORMED) as error:
+        raise RunFolderError(f"{path} cannot be read: {reason(error)}") from error
 
 
 def _check_bounds(run: Run) -> None:

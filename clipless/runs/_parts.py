@@ -12,11 +12,12 @@ from torch import nn
 
 from clipless import losses, models
 from clipless.bounds import clip_products
+from clipless.common._arguments import missing
 from clipless.data import Augmentation, Compose, RandomCrop, RandomFlip
 from clipless.nn import ClipGradient, FollowQuantile
 from clipless.privacy import default_delta
 from clipless.privacy._choices import named_sampling
-from clipless.privacy._sampling import steps_of_one_pass
+from clipless.privacy.sampling._samplers import steps_of_one_pass
 from clipless.runs._config import Choice, RunConfig, TrainingConfig
 from clipless.runs._data import RunData
 from clipless.runs._errors import ConfigError
@@ -98,7 +99,8 @@ def input_shape(config: RunConfig) -> tuple[int, ...]:
 
 def build_loss(choice: Choice) -> losses.Loss:
     """Build the loss of a resolved configuration."""
-    assert choice.name is not None
+    if choice.name is None:
+        raise missing("name")
     try:
         return LOSSES[choice.name](**choice.settings)
     except (ValueError, TypeError) as error:

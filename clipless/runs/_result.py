@@ -22,7 +22,7 @@ class TrainedRun:
     """`budget` if the next step would have exceeded it."""
     seconds: float
     metrics: Mapping[str, float]
-    """Of the final weights on the test data, which are not private."""
+    """Of the final weights on the test data, without noise."""
     averaged: bool
     """Whether the final weights are averages along the run."""
     weights_sha256: str

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from clipless import __version__
 from clipless.bounds import clip_products
+from clipless.common._arguments import missing
 from clipless.errors import CliplessError
 from clipless.losses import Loss
 from clipless.privacy import default_delta
@@ -40,7 +41,8 @@ def resolved_tabular(config: RunConfig, data: RunData) -> RunConfig:
     """
     from clipless.sklearn import TabularRule
 
-    assert config.privacy.epsilon is not None
+    if config.privacy.epsilon is None:
+        raise missing("epsilon")
     if data.kind == "images":
         raise ConfigError("the model tabular is for tables; name another one for images")
     columns = data.input_shape[0] + (config.data.task == "regression")
@@ -73,13 +75,14 @@ def train_tabular(
     begun = time.monotonic()
     estimator = make_estimator(
         config,
+        classes=data.labels,
         rule=TabularRule(**config.model.settings),
         ledger=folder / _folder.LEDGER,
         progress=sys.stderr.isatty() if progress is None else progress,
     )
     features, target = (as_table(part) for part in data.train)
     try:
-        estimator.fit(features, np.array(target))
+        estimator.fit(features, target)
     except CliplessError:
         raise
     except ValueError as error:
@@ -104,22 +107,25 @@ def train_tabular(
 
 
 def make_estimator(
-    config: RunConfig, *, rule: TabularRule, ledger: Path, progress: bool
+    config: RunConfig, *, classes: Any, rule: TabularRule, ledger: Path, progress: bool
 ) -> CliplessClassifier | CliplessRegressor:
     """Return the estimator of a resolved configuration, to be fitted."""
     from clipless.sklearn import CliplessClassifier, CliplessRegressor
 
-    assert config.privacy.epsilon is not None
-    kind = CliplessRegressor if config.data.task == "regression" else CliplessClassifier
-    return kind(
-        config.privacy.epsilon,
-        config.privacy.delta,
-        rule=rule,
-        ledger=ledger,
-        random_state=config.training.seed,
-        device=config.training.device,
-        progress=progress,
-    )
+    if config.privacy.epsilon is None:
+        raise missing("epsilon")
+    options: dict[str, Any] = {
+        "epsilon": config.privacy.epsilon,
+        "delta": config.privacy.delta,
+        "rule": rule,
+        "ledger": ledger,
+        "random_state": config.training.seed,
+        "device": config.training.device,
+        "progress": progress,
+    }
+    if config.data.task == "regression":
+        return CliplessRegressor(**options)
+    return CliplessClassifier(classes=classes, **options)
 
 
 def measure(estimator: Any, features: Any, target: Any) -> dict[str, float]:
@@ -128,17 +134,37 @@ def measure(estimator: Any, features: Any, target: Any) -> dict[str, float]:
 
     predicted = estimator.predict(features)
     if not hasattr(estimator, "classes_"):
+        target, predicted = _with_numbers(target, predicted)
         return {
             "r2": float(metrics.r2_score(target, predicted)),
             "root_mean_squared_error": float(metrics.root_mean_squared_error(target, predicted)),
         }
-    found = {"accuracy": float(metrics.accuracy_score(target, predicted))}
-    if len(estimator.classes_) == 2 and len(set(target)) == 2:
-        positive = target == estimator.classes_[1]
-        found["auroc"] = float(
-            metrics.roc_auc_score(positive, estimator.decision_function(features))
-        )
+    found = {"accuracy": float(estimator.score(features, target))}
+    known, places = class_places(estimator, target)
+    if len(estimator.classes_) == 2 and len(set(places[known])) == 2:
+        scores = estimator.decision_function(features)[known]
+        found["auroc"] = float(metrics.roc_auc_score(places[known] == 1, scores))
     return found
+
+
+def class_places(estimator: Any, target: Any) -> tuple[Any, Any]:
+    """Return for each label whether it is a class of a fitted estimator, and which."""
+    from clipless.sklearn._labels import read_labels
+
+    names = [cell.name for cell in read_labels(list(estimator.classes_)).cells]
+    labels = read_labels(as_table(target))
+    places = np.array([names.index(c.name) if c.name in names else -1 for c in labels.cells])
+    return places[labels.positions] >= 0, places[labels.positions]
+
+
+def _with_numbers(target: Any, predicted: Any) -> tuple[Any, Any]:
+    """The rows that have a number as their target."""
+    from clipless.sklearn._labels import read_labels
+
+    labels = read_labels(target)
+    numbers = np.array([cell.number for cell in labels.cells])[labels.positions]
+    known = np.isfinite(numbers)
+    return numbers[known], predicted[known]
 
 
 def as_table(part: Any) -> Any:
@@ -172,15 +198,17 @@ def as_trained(estimator: Any, trained: Collection[str]) -> nn.Module:
 
 
 def encoded(estimator: Any, features: Any, target: Any) -> tuple[Tensor, Tensor]:
-    """Return rows and targets of a table as the network of a fitted estimator sees them."""
-    inputs = estimator._encoder(*estimator._read(features, reset=False))
-    values = np.asarray(target)
-    if hasattr(estimator, "classes_"):
-        known = np.isin(values, estimator.classes_)
-        if not known.all():
-            raise ConfigError(f"{(~known).sum()} rows have labels that were not in training")
-        values = np.searchsorted(estimator.classes_, values).astype(np.int64)
-    return inputs, estimator._target(torch.from_numpy(np.ascontiguousarray(values)))
+    """Return rows and targets of a table as the network of a fitted estimator sees them.
+
+    Rows without a target, or of labels that are no class, are left out: training saw none of them.
+    """
+    numbers, codes, _ = estimator._read(features, reset=False)
+    inputs = estimator._encoder(numbers, codes)
+    if not hasattr(estimator, "classes_"):
+        values, rows = map(torch.from_numpy, _with_numbers(target, np.arange(len(inputs))))
+        return inputs[rows], estimator._target(values)
+    known, places = class_places(estimator, target)
+    return inputs[torch.from_numpy(known)], estimator._target(torch.from_numpy(places[known]))
 
 
 def _write_plan(estimator: Any, folder: Path) -> None:

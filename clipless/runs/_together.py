@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from clipless.distributed._processes import Processes, processes_present
 from clipless.errors import CliplessError
-from clipless.privacy._distributed import Processes, processes_present
 from clipless.runs._config import RunConfig
 from clipless.runs._errors import ConfigError
 from clipless.runs._kinds import kind_of

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clipless.common._release import fresh_bits
 from clipless.errors import CliplessError
+from clipless.ledger import read_ledger
 from clipless.runs import _folder, _parts
 from clipless.runs._config import RunConfig
 from clipless.runs._data import RunData, load_data
+from clipless.runs._digests import check_digests, data_digests, write_digests
 from clipless.runs._errors import ConfigError
 from clipless.runs._folder import write_json
 from clipless.runs._kinds import default_model, kind_of, refuse_foreign
@@ -45,8 +48,8 @@ def train_run(
     """Train what `config` describes, and keep everything about it in the folder `out`.
 
     Guarantee: that of `clipless.training.Trainer`, or for tables of the estimators of
-    `clipless.sklearn`. The test data are taken to be public. `data.json` and `metrics.jsonl` in
-    the folder are not covered, and checkpoints are secret.
+    `clipless.sklearn`. What was measured on data (`metrics.jsonl`, `result.json`, the private
+    report and others, `docs/cli.md` lists them) is not covered, and checkpoints are secret.
 
     Called by all processes of `torchrun`, they train together: process 0 keeps the folder, which
     the others need not see, and all return what it returns.
@@ -83,11 +86,11 @@ def train_run(
         return data, resolved_config(config, data)
 
     data, full = together.in_turns(read)
-    digests = _folder.data_digests(data)
+    digests = data_digests(data)
     together.require_same(full, digests)
     together.from_first(lambda: _begin(folder, full, digests, resume=resume))
     try:
-        run = _train(full, data, folder, resume, shown, callbacks, together)
+        run = train_on(full, data, folder, resume, shown, callbacks, together)
     except BaseException:
         if together.first and not resume:
             _clear(folder)
@@ -104,11 +107,11 @@ def _begin(folder: Path, config: RunConfig, digests: Mapping[str, Any], *, resum
     """Write down what the run is, or check that it is the one that is there."""
     if resume:
         _require_same(folder, config)
-        _folder.check_digests(folder, digests)
+        check_digests(folder, digests)
     else:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder, _folder.CONFIG, config.to_dict(), kind="config")
-        write_json(folder, _folder.DATA, digests, kind="data")
+        write_digests(folder, digests)
     place = config.training.device or "cpu"
     write_json(folder, _folder.ENVIRONMENT, _folder.environment(place), kind="environment")
 
@@ -126,7 +129,7 @@ def resolved_config(config: RunConfig, data: RunData) -> RunConfig:
     return resolved_images(config, data)
 
 
-def _train(
+def train_on(
     config: RunConfig,
     data: RunData,
     folder: Path,
@@ -135,7 +138,7 @@ def _train(
     callbacks: Sequence[Callback],
     together: Together,
 ) -> TrainedRun:
-    """Train a resolved configuration by its kind."""
+    """Train a resolved configuration on data that were read, by its kind."""
     kind = kind_of(config.model.name)
     if kind == "network":
         return _train_network(config, data, folder, resume, progress, callbacks, together)
@@ -167,7 +170,7 @@ def _train_network(
     train, test = (_ready(pair, config, device) for pair in (data.train, data.test))
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if training.seed is None:
-            torch.seed()
+            torch.manual_seed(fresh_bits(63))
         else:
             torch.manual_seed(training.seed)
         try:
@@ -252,10 +255,13 @@ def _check_place(folder: Path, *, resume: bool) -> None:
 
 def _clear(folder: Path) -> None:
     """Take back what was written for a run that never began: nothing was spent."""
-    if not (folder / _folder.LEDGER).exists():
-        for name in (_folder.CONFIG, _folder.DATA, _folder.ENVIRONMENT):
+    ledger = folder / _folder.LEDGER
+    if not ledger.exists() or not read_ledger(ledger).counts():
+        parts = (_folder.CONFIG, _folder.DATA, _folder.ENVIRONMENT, _folder.KEY, _folder.LEDGER)
+        for name in parts:
             (folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # what else is in there stays
+            (folder / _folder.KEY).parent.rmdir()
             folder.rmdir()
 
 

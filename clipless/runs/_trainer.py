@@ -53,7 +53,6 @@ def make_trainer(
         resume=resume,
         checkpoint_every=training.checkpoint_every,
         keep_checkpoints=training.keep_checkpoints,
-        seed=training.seed,
         device=device,
         callbacks=callbacks,
         progress=progress,

@@ -6,7 +6,7 @@ import contextlib
 
 from torch import Tensor
 
-from clipless.privacy._distributed import Processes
+from clipless.distributed._processes import Processes
 from clipless.runs._config import RunConfig
 from clipless.training import Callback
 

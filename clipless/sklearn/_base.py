@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -12,36 +12,53 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_array, check_random_state
-from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from clipless import nn as lip
-from clipless.data._channels import fit_covariance
-from clipless.data._custody import PrivateRows
-from clipless.data._scaling import Scaling, fit_scaling
+from clipless.common._arguments import missing
+from clipless.common._release import fresh_bits
 from clipless.losses import Loss
-from clipless.privacy import Ledger, Relation, default_delta
+from clipless.privacy import Budget, FullBatch, Ledger, Mechanism, Relation
+from clipless.privacy._choices import SamplingName, named_sampling
+from clipless.sklearn._bounds import Bounds, public_bounds, with_bounds
 from clipless.sklearn._encoder import Encoder
 from clipless.sklearn._fits import count_fit
 from clipless.sklearn._rule import TabularRule
-from clipless.sklearn._table import HASH_BUCKETS, Schema, columns_of, encode, read_schema
+from clipless.sklearn._table import (
+    COLUMN_KINDS,
+    HASH_BUCKETS,
+    ColumnKind,
+    Rows,
+    choose,
+    columns_of,
+    encode,
+    read_schema,
+)
+from clipless.statistics._channels import fit_covariance
+from clipless.statistics._private_rows import PrivateRows
+from clipless.statistics._scaling import Scaling, fit_scaling
 from clipless.training import LayerAdam, Trainer
 
 _PREDICTION_ROWS = 65_536
 
 NOTES = (
-    "The schema of the table is treated as public: its columns, their names, and which of them "
-    "hold text.",
+    "The schema of the table is treated as public: its columns, their names, and their types where "
+    "it has types. Types that a reader guessed from the rows are part of what you call public.",
 )
+_VOTE_NOISE = 2.0
+"""Noise of the vote on what columns hold, in units of that of other queries: majorities are plain.
+"""
+FAILURE_PART = 0.1
+"""The part of delta that is spent on telling which classes there are."""
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a classifier or a regressor adds to the common part."""
+class Head:
+    """The network's last layer, as released values describe it: how many outputs, which bias."""
 
     outputs: int
-    labels: Tensor
-    """Private: one number for each row, as the criterion wants it."""
+    bias: Tensor | None = None
 
 
 class CliplessEstimator(BaseEstimator):
@@ -75,19 +92,23 @@ class CliplessEstimator(BaseEstimator):
         tags.input_tags.allow_nan = True
         tags.input_tags.categorical = True
         tags.input_tags.string = True
-        tags.non_deterministic = self.random_state is None
+        tags.non_deterministic = True  # noise is never drawn twice
         return tags
 
     # --- fitting ---------------------------------------------------------------------------------
 
-    def _read(self, table: Any, *, reset: bool) -> tuple[Tensor, Tensor]:
-        """Check a table as scikit-learn does, and return its numbers and hash buckets."""
+    def _read(self, table: Any, *, reset: bool) -> Rows:
+        """Check a table as scikit-learn does, and return its rows as tensors.
+
+        Errors are about the container: its shape, names and types, never a value in it.
+        """
+        if isinstance(table, list | tuple):
+            # numpy would give all values the type of the oddest one.
+            table = np.array(table, dtype=object)
         if not (hasattr(table, "columns") and hasattr(table, "iloc")):
             table = check_array(
-                table, dtype=None, ensure_all_finite="allow-nan", estimator=self, input_name="X"
+                table, dtype=None, ensure_all_finite=False, estimator=self, input_name="X"
             )
-            if table.dtype.kind in "cV":
-                raise ValueError("Complex data not supported: X must hold real numbers or text.")
         elif table.shape[0] < 1 or table.shape[1] < 1:
             raise ValueError(
                 f"Found a table with {table.shape[0]} sample(s) and {table.shape[1]} feature(s), "
@@ -95,55 +116,105 @@ class CliplessEstimator(BaseEstimator):
             )
         validate_data(self, table, reset=reset, skip_check_array=True)
         columns, names = columns_of(table)
+        if any(getattr(column.dtype, "kind", "O") in "cV" for column in columns):
+            raise ValueError("Complex data not supported: X must hold real numbers or text.")
         if reset:
-            self._schema = read_schema(columns, names, self.categorical_features)
-            self.n_features_in_ = len(columns)
-        numbers, codes = encode(columns, self._schema)
-        if torch.isinf(numbers).any():
-            raise ValueError(
-                "Input X contains infinity or a value too large for dtype('float64'). Missing "
-                "values are welcome as NaN."
+            self._schema = read_schema(
+                columns, names, self.categorical_features, self.feature_bounds
             )
-        return numbers, codes
+            self.n_features_in_ = len(columns)
+        return encode(columns, self._schema)
 
-    def _fit(self, table: tuple[Tensor, Tensor], task: Task) -> Self:
-        numbers, codes = table
-        rows = len(numbers)
+    def _fit(self, table: Rows, labels: Tensor, present: Tensor) -> Self:
+        """Train on rows and labels; `present` is False where a label is missing."""
+        rows = len(labels)
         if not (isinstance(self.epsilon, float | int) and 0 < self.epsilon < float("inf")):
             raise ValueError(f"epsilon must be a finite number above 0, got {self.epsilon!r}")
-        delta = default_delta(rows) if self.delta is None else self.delta
-        columns = numbers.shape[1] + codes.shape[1] + self._extra_columns
+        columns = len(self._schema.kinds) + self._extra_columns
         rule = self.rule or TabularRule.choose(rows=rows, columns=columns, epsilon=self.epsilon)
-        seed = None
-        if self.random_state is not None:
-            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        bounds = public_bounds(self.feature_bounds, self._schema)
+        filled = (table.codes < HASH_BUCKETS).any(1) | ~table.numbers.isnan().all(1)
         given, owned = self.ledger, not isinstance(self.ledger, Ledger)
         ledger = (
             given
             if isinstance(given, Ledger)
-            else Ledger(given, dataset_size=rows, relation=Relation.ADD_REMOVE)
+            else Ledger(given, dataset_size=rows, relation=Relation.ZERO_OUT)
         )
         try:
-            private = PrivateRows(numbers, codes, task.labels, ledger=ledger, seed=seed)
-            with _seeded(seed):
-                self._train(private, task, rule, delta, ledger, seed)
+            budget = Budget.for_ledger(ledger, epsilon=float(self.epsilon), delta=self.delta)
+            queries = self._queries(rule, rows, budget.delta, bounds)
+            private = PrivateRows(*table, labels, ledger=ledger, present=present & filled)
+            with ledger.held():  # fits that share a ledger come one after the other
+                self._require_budget(rule, rows, ledger, budget, queries)
+                before = ledger.releases
+                try:
+                    self._train(private, rule, budget.delta, ledger, bounds)
+                finally:
+                    if ledger.releases > before:  # also if it failed on the way
+                        count_fit(budget.spent(ledger.history()), budget.delta)
         finally:
             if owned:
                 ledger.close()
-        count_fit(self.privacy_.epsilon, self.privacy_.delta)
         return self
 
+    def _require_budget(
+        self,
+        rule: TabularRule,
+        rows: int,
+        ledger: Ledger,
+        budget: Budget,
+        queries: list[tuple[float, float]],
+    ) -> None:
+        """Refuse, before anything is asked, what does not fit into the ledger's budget as a whole.
+
+        All queries are known here, with their noise: they follow from public numbers alone.
+        """
+        whole = FullBatch(dataset_size=rows)
+        planned = [
+            (
+                Mechanism(
+                    noise_multiplier=noise,
+                    sampling=whole,
+                    relation=ledger.relation,
+                    failure=failure,
+                ),
+                1,
+            )
+            for noise, failure in queries
+        ]
+        budget.require_all(ledger, planned)
+        sampling = named_sampling(_sampling_name(rule), rows, rule.batch_size)
+        budget.noise_multiplier(ledger, steps=rule.steps, sampling=sampling, before=planned)
+
+    def _queries(
+        self, rule: TabularRule, rows: int, delta: float, bounds: Bounds
+    ) -> list[tuple[float, float]]:
+        """Noise multiplier and failure probability of each query of a fit, in order."""
+        schema = self._schema
+        found = [(_VOTE_NOISE * rule.query_noise, 0.0)] if schema.undecided else []
+        numeric = schema.numeric - len(bounds) + self._extra_columns
+        if numeric or any(schema.categorical) or schema.undecided:
+            found += [(rule.query_noise, 0.0)] * (3 if numeric or schema.undecided else 1)
+        if rule.decorrelates(rows=rows, features=schema.expected_features):
+            found.append((rule.covariance_noise, 0.0))
+        return found
+
     def _train(
-        self, rows: PrivateRows, task: Task, rule: TabularRule, delta: float, ledger: Ledger,
-        seed: int | None,
-    ) -> None:  # fmt: skip
+        self, rows: PrivateRows, rule: TabularRule, delta: float, ledger: Ledger, bounds: Bounds
+    ) -> None:
         """Everything from here on knows the data through `rows` alone."""
         self.rule_ = rule
-        scaling = self._scaling(rows, rule)
-        self._encoder = self._fitted_encoder(rows, self._feature_scaling(scaling), rule)
-        network = build_network(self._encoder.features, rule.hidden, task.outputs)
-        self._start(network, rows, scaling, rule)
-        network[-1].bias.requires_grad_(False)
+        before = self._schema
+        rows = self._decide_kinds(rows, rule)
+        scaling = self._scaling(rows, rule, bounds, ask_all=bool(before.undecided))
+        decorrelates = rule.decorrelates(rows=len(rows), features=before.expected_features)
+        self._encoder = self._fitted_encoder(
+            rows, self._feature_scaling(scaling), rule, decorrelates
+        )
+        rows, head = self._fitted_head(rows, rule, delta)
+        with _seeded(self.random_state):
+            network = build_network(self._encoder.features, rule.hidden, head.outputs)
+        _set_bias(network, head.bias)
         trainer = Trainer(
             network,
             self._criterion(rule),
@@ -154,26 +225,44 @@ class CliplessEstimator(BaseEstimator):
             optimizer=lambda parameters: LayerAdam(parameters, lr=rule.learning_rate),
             average=rule.average,
             product_clip=rule.product_clip,
-            sampling="full_batch" if rule.full_batch else "poisson",
+            sampling=_sampling_name(rule),
             ledger=ledger,
-            seed=seed,
             device=self.device,
             progress=bool(self.progress),
         )
         encoder, target = self._encoder, self._target
         inputs = rows.map_rows(lambda x, codes, y: (encoder(x, codes), target(y)))
         result = trainer.fit(inputs.hand_over())
-        assert trainer.average is not None
+        if trainer.average is None:
+            raise missing("average")
         trainer.average.copy_to(network)
         self.network_ = network.cpu().eval()
         self.n_iter_ = result.steps
         self.privacy_ = replace(trainer.report(), notes=self._notes())
 
-    def _scaling(self, rows: PrivateRows, rule: TabularRule) -> Scaling:
+    def _decide_kinds(self, rows: PrivateRows, rule: TabularRule) -> PrivateRows:
+        """Put columns without a type to a vote, and leave every column in one form."""
+        before, found = self._schema, list[ColumnKind]()
+        if before.undecided:
+            votes = rows.noisy_counts(
+                lambda x, codes, votes, y: votes,
+                bins=[len(COLUMN_KINDS)] * len(before.undecided),
+                noise_multiplier=_VOTE_NOISE * rule.query_noise,
+                label="column kinds",
+            )
+            found = [COLUMN_KINDS[int(each.argmax())] for each in votes]
+        self._schema = before.decided(found)
+        one_form = choose(before, self._schema)
+        return rows.map_rows(lambda x, codes, votes, y: (*one_form(x, codes, votes)[:2], y))
+
+    def _scaling(
+        self, rows: PrivateRows, rule: TabularRule, bounds: Bounds, *, ask_all: bool
+    ) -> Scaling:
         """Ask for centre and spread of the columns that have no public bounds."""
         schema = self._schema
-        bounds = _public_bounds(self.feature_bounds, schema)
-        asked = [index for index in range(schema.numeric) if index not in bounds]
+        numeric = [index for index, kind in enumerate(schema.kinds) if kind == "number"]
+        public = {numeric.index(column): pair for column, pair in bounds.items()}
+        asked = [index for index in range(schema.numeric) if index not in public]
         selected = torch.tensor(asked, dtype=torch.long)
         buckets = [HASH_BUCKETS + 1] * sum(schema.categorical)
         extra = self._extra_columns
@@ -189,13 +278,16 @@ class CliplessEstimator(BaseEstimator):
                 codes=lambda x, codes, y: codes,
                 buckets=buckets,
                 noise_multiplier=rule.query_noise,
+                ask_all=ask_all,
             )
-        return _with_bounds(found, asked, bounds, schema.numeric, extra)
+        return with_bounds(found, asked, public, schema.numeric, extra)
 
-    def _fitted_encoder(self, rows: PrivateRows, scaling: Scaling, rule: TabularRule) -> Encoder:
+    def _fitted_encoder(
+        self, rows: PrivateRows, scaling: Scaling, rule: TabularRule, decorrelates: bool
+    ) -> Encoder:
         """Ask for the covariance of the encoded features too, where it is worth that."""
         encoder = Encoder.from_scaling(scaling)
-        if not rule.decorrelates(rows=len(rows), features=encoder.features):
+        if not decorrelates:
             return encoder
         covariance = fit_covariance(
             rows,
@@ -214,12 +306,14 @@ class CliplessEstimator(BaseEstimator):
     def _feature_scaling(self, scaling: Scaling) -> Scaling:
         return scaling
 
-    def _start(
-        self, network: torch.nn.Sequential, rows: PrivateRows, scaling: Scaling, rule: TabularRule
-    ) -> None:
-        """Set the network's bias, by paying for what it takes. It is not trained: noise on it
-        would shift all outputs at once.
+    def _fitted_head(
+        self, rows: PrivateRows, rule: TabularRule, delta: float
+    ) -> tuple[PrivateRows, Head]:
+        """Return the rows with labels as `_target` wants them, and the network's last layer.
+
+        The bias is paid for here and not trained: noise on it would shift all outputs at once.
         """
+        return rows, Head(outputs=1)
 
     def _target(self, y: Tensor) -> Tensor:
         """Map private labels to what the criterion wants, each by itself."""
@@ -241,7 +335,7 @@ class CliplessEstimator(BaseEstimator):
     def _outputs(self, table: Any) -> Tensor:
         """The network's outputs for a table, (n, outputs), in float64."""
         check_is_fitted(self, "network_")
-        numbers, codes = self._read(table, reset=False)
+        numbers, codes, _ = self._read(table, reset=False)
         pieces = [
             self.network_(self._encoder(numbers[start:][:_PREDICTION_ROWS],
                                         codes[start:][:_PREDICTION_ROWS]))
@@ -259,6 +353,10 @@ class CliplessEstimator(BaseEstimator):
         save(self, path)
 
 
+def _sampling_name(rule: TabularRule) -> SamplingName:
+    return "full_batch" if rule.full_batch else "poisson"
+
+
 def build_network(features: int, hidden: int, outputs: int) -> torch.nn.Sequential:
     """Two spectral layers behind an input guard that puts every row on the unit sphere."""
     return torch.nn.Sequential(
@@ -269,63 +367,23 @@ def build_network(features: int, hidden: int, outputs: int) -> torch.nn.Sequenti
     )
 
 
-def _public_bounds(given: Any, schema: Schema) -> dict[int, tuple[float, float]]:
-    """Public bounds by the position among the numeric columns."""
-    if given is None:
-        return {}
-    numeric = [index for index, is_text in enumerate(schema.categorical) if not is_text]
-    if isinstance(given, Mapping):
-        pairs = {}
-        for key, pair in given.items():
-            index = schema.names.index(key) if schema.names and key in schema.names else key
-            if index not in numeric:
-                raise ValueError(f"feature_bounds names {key!r}, which is no numeric column")
-            pairs[numeric.index(index)] = pair
-    else:
-        array = np.asarray(given, dtype=np.float64)
-        if array.shape != (2, len(numeric)):
-            raise ValueError(
-                f"feature_bounds must be a mapping from columns to (low, high), or two rows of "
-                f"{len(numeric)} numbers, the lower and the upper bounds; got shape {array.shape}"
-            )
-        pairs = dict(enumerate(zip(*array, strict=True)))
-    for index, (low, high) in pairs.items():
-        if not (np.isfinite(low) and np.isfinite(high) and low < high):
-            raise ValueError(
-                f"feature_bounds of numeric column {index} are {low} and {high}: they must be "
-                "finite numbers, the lower one first"
-            )
-    return {index: (float(low), float(high)) for index, (low, high) in pairs.items()}
-
-
-def _with_bounds(
-    found: Scaling, asked: list[int], bounds: dict[int, tuple[float, float]], numeric: int,
-    extra: int,
-) -> Scaling:  # fmt: skip
-    """Put columns with public bounds, which nobody asked about, between those asked about."""
-    size = numeric + extra
-    center, spread, missing = (torch.zeros(size, dtype=torch.float64) for _ in range(3))
-    for index, (low, high) in bounds.items():
-        # The standard deviation of a uniform column.
-        center[index], spread[index] = (low + high) / 2, (high - low) / 12**0.5
-    places = torch.tensor([*asked, *range(numeric, size)], dtype=torch.long)
-    center[places], spread[places], missing[places] = found.center, found.spread, found.missing
-    switches = torch.zeros(size, dtype=torch.bool)
-    switches[places] = found.switches
-    return Scaling(center, spread, missing, switches, found.categories, found.resolution)
+def _set_bias(network: torch.nn.Sequential, bias: Tensor | None) -> None:
+    head = network[-1]
+    if not isinstance(head, lip.SpectralLinear) or head.bias is None:
+        raise TypeError("the network must end in a spectral layer with a bias")
+    if bias is not None:
+        with torch.no_grad():
+            head.bias.copy_(bias)
+        head.project()
+    head.bias.requires_grad_(False)
 
 
 @contextlib.contextmanager
-def _seeded(seed: int | None) -> Iterator[None]:
-    """Draw initial weights from `seed`, and leave torch's generator as it was."""
+def _seeded(random_state: Any) -> Iterator[None]:
+    """Draw initial weights by `random_state`, and leave torch's generator as it was."""
     with torch.random.fork_rng(devices=[]):
-        if seed is None:
-            torch.seed()
+        if random_state is None:
+            torch.manual_seed(fresh_bits(63))
         else:
-            torch.manual_seed(seed)
+            torch.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
         yield
-
-
-def row_count(table: Any) -> int:
-    """How many rows a table has."""
-    return int(_num_samples(table))

@@ -9,45 +9,53 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
-from sklearn.utils import column_or_1d
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 
-from clipless import nn as lip
-from clipless.data._custody import PrivateRows
-from clipless.data._scaling import Scaling
+from clipless.data._cells import Cell
 from clipless.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from clipless.privacy import Ledger
 from clipless.robustness import certified_radius
-from clipless.sklearn._base import NOTES, CliplessEstimator, Task
+from clipless.sklearn._base import FAILURE_PART, NOTES, CliplessEstimator, Head
+from clipless.sklearn._bounds import Bounds
+from clipless.sklearn._labels import (
+    class_array,
+    declared_classes,
+    read_labels,
+    same_labels,
+    sorted_cells,
+)
 from clipless.sklearn._rule import TabularRule
+from clipless.statistics._private_rows import PrivateRows
+from clipless.statistics._values import value_threshold
 
 
 class CliplessClassifier(ClassifierMixin, CliplessEstimator):
     """A classifier for tables, trained with differential privacy and nothing to tune.
 
     Guarantee: the fitted estimator is (epsilon, delta)-differentially private with respect to
-    adding or removing one row of the training table, scaling and class balance included. What that
-    rests on, and what is not covered, is in `privacy_`. Predictions for other rows cost nothing;
-    scores computed on private rows are not covered.
+    replacing one row of the training table by an empty one, scaling and class balance included.
+    What that rests on, and what is not covered, is in `privacy_`. Predictions for other rows cost
+    nothing; scores computed on private rows are not covered.
 
     Tables are arrays or data frames, with numbers, text, dates, and missing values. Text is hashed;
     the categories that are frequent, by a noisy count, get an input of their own.
 
     Args:
         epsilon: the total budget.
-        delta: by default the largest power of ten below one over the number of rows.
-        classes: the labels that there can be. By default those that occur in `y`, which are then
-            treated as public. A label that is not among them is refused.
-        categorical_features: names or positions of columns that hold categories. By default those
-            that hold text or are declared categorical.
+        delta: by default a tenth of one over the number of rows, rounded down.
+        classes: the labels that there can be; by default, those that a noisy count finds in many
+            rows, for a tenth of delta and some of epsilon, or False and True if `y` has that type.
+            Rows of other labels contribute nothing.
+        categorical_features: names or positions of columns that hold categories; all others hold
+            numbers. By default, a column's type says so; columns of objects are put to a private
+            vote.
         feature_bounds: public bounds of numeric columns, which then cost nothing to scale: a
             mapping from names or positions to (low, high), or an array of two rows.
         rule: choices other than those of `TabularRule.choose`.
         ledger: a `Ledger` or the path of one. Several fits with one ledger share one budget.
-        random_state: makes a fit reproducible, for experiments; the report then says that the
-            guarantee does not hold against those who know it.
+        random_state: fixes the initial weights. Noise and samples come from the operating system
+            and are never the same twice, so fits differ all the same.
         device: where to train; by default on the CPU.
         progress: show a progress bar.
 
@@ -89,78 +97,111 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
         self.classes = classes
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 - scikit-learn's names
-        """Train on a table and its labels, of any type."""
+        """Train on a table and its labels, of any type.
+
+        A row without a label, or without any value, is an empty record and contributes nothing.
+        """
         if y is None:
             raise ValueError(
                 f"This {type(self).__name__} estimator requires y to be passed, but the target y "
                 "is None."
             )
         table = self._read(X, reset=True)
-        y = column_or_1d(y, warn=True)
-        check_consistent_length(X, y)
-        if any(value is None or value != value for value in y):
-            raise ValueError("Input y contains NaN: every row needs a label.")
-        check_classification_targets(y)
-        labels = self._labels(y)
-        count = len(self.classes_)
-        return self._fit(table, Task(outputs=1 if count == 2 else count, labels=labels))
+        labels = read_labels(y)
+        check_consistent_length(X, labels.positions)
+        self._labels = labels
+        self._public_classes = declared_classes(self.classes, labels.dtype)
+        try:
+            present = torch.tensor([cell.name is not None for cell in labels.cells])
+            positions = torch.from_numpy(labels.positions)
+            return self._fit(table, positions, present[positions])
+        finally:
+            del self._labels
 
     def _criterion(self, rule: TabularRule) -> Loss:
         kind = BinaryCrossEntropy if len(self.classes_) == 2 else CrossEntropy
         return kind(tau=rule.temperature)
 
-    def _labels(self, y: Any) -> Tensor:
-        """Set `classes_`, and return the labels as their positions."""
-        given = None if self.classes is None else np.asarray(self.classes)
-        if given is not None and len(np.unique(given)) != len(given):
-            raise ValueError(f"classes holds a label twice: {list(given)}")
-        try:
-            self.classes_ = np.unique(y if given is None else given)
-            positions = np.searchsorted(self.classes_, y)
-        except TypeError as error:
+    def _queries(
+        self, rule: TabularRule, rows: int, delta: float, bounds: Bounds
+    ) -> list[tuple[float, float]]:
+        found = super()._queries(rule, rows, delta, bounds)
+        if self._public_classes is not None:
+            return [*found, (rule.label_noise, 0.0)]
+        failure = FAILURE_PART * delta
+        threshold = value_threshold(noise_multiplier=rule.class_noise, failure=failure)
+        if rows < 2 * threshold:
             raise ValueError(
-                f"the labels cannot be compared with each other ({error}): give them one type"
-            ) from error
-        if len(self.classes_) < 2:
-            raise ValueError(
-                f"a classifier needs at least two classes; the labels hold one class only, "
-                f"{self.classes_[0]!r}. If others can occur, name them all in `classes`."
+                f"n_samples={rows} are too few to find out privately which classes there are: at "
+                f"epsilon={self.epsilon:g} it takes about {threshold:.0f} rows of each. Name them: "
+                "classes=[...]."
             )
-        positions = positions.clip(max=len(self.classes_) - 1)
-        if (self.classes_[positions] != y).any():
-            raise ValueError(
-                f"y holds labels that are not among classes={list(self.classes_)}: add them, or "
-                "leave those rows out"
-            )
-        return torch.from_numpy(positions.astype(np.int64))
+        return [*found, (rule.class_noise, failure)]
 
-    def _start(
-        self, network: torch.nn.Sequential, rows: PrivateRows, scaling: Scaling, rule: TabularRule
-    ) -> None:
-        count = len(self.classes_)
-        counts = rows.noisy_counts(
-            lambda x, codes, y: y[:, None],
-            bins=[count],
-            noise_multiplier=rule.label_noise,
-            label="class counts",
-        )[0]
+    def _fitted_head(
+        self, rows: PrivateRows, rule: TabularRule, delta: float
+    ) -> tuple[PrivateRows, Head]:
+        """Find out which classes there are, if that is not public, and how frequent they are."""
+        cells, public = self._labels.cells, self._public_classes
+        if public is None:
+            counted = rows.noisy_values(
+                lambda x, codes, y: y,
+                values=[cell.name or "" for cell in cells],
+                noise_multiplier=rule.class_noise,
+                failure=FAILURE_PART * delta,
+                label="classes",
+            )
+            by_name = {cell.name: cell for cell in cells if cell.name in counted}
+            public = sorted_cells(by_name.values())
+            self._require_two(public, rule, delta)
+        names = [cell.name for cell in public]
+        # The class of each label that occurs; labels that are no class are empty records.
+        place = torch.tensor([names.index(c.name) if c.name in names else -1 for c in cells])
+        rows = rows.map_rows(lambda x, codes, y: (x, codes, place[y.clamp(0, len(place) - 1)]))
+        rows = rows.where(lambda x, codes, y: y >= 0)
+        self.classes_ = class_array(public, self._labels)
+        if self._public_classes is None:
+            counts = torch.tensor([counted[name] for name in names if name is not None])
+        else:
+            counts = rows.noisy_counts(
+                lambda x, codes, y: y[:, None],
+                bins=[len(names)],
+                noise_multiplier=rule.label_noise,
+                label="class counts",
+            )[0]
         prior = counts.clamp(min=max(1.0, 1e-3 * len(rows)))
         logits = torch.log(prior / prior.sum())
-        head = network[-1]
-        assert isinstance(head, lip.SpectralLinear)
-        assert head.bias is not None
-        start = (logits[1] - logits[0])[None] if count == 2 else logits - logits.mean()
-        with torch.no_grad():
-            head.bias.copy_(start / rule.temperature)
-        head.project()
+        binary = len(names) == 2
+        bias = (logits[1] - logits[0])[None] if binary else logits - logits.mean()
+        return rows, Head(outputs=1 if binary else len(names), bias=bias / rule.temperature)
+
+    def _require_two(self, found: list[Cell], rule: TabularRule, delta: float) -> None:
+        if len(found) >= 2:
+            return
+        least = value_threshold(noise_multiplier=rule.class_noise, failure=FAILURE_PART * delta)
+        fractions = "Unknown label type: " if self._labels.dtype.kind == "f" else ""
+        raise ValueError(
+            f"{fractions}a classifier needs at least two classes, and a noisy count shows "
+            f"{len(found)} label(s) that more than about {least:.0f} rows have"
+            f"{''.join(f' ({cell.value!r})' for cell in found)}. If you know the classes, name "
+            "them: classes=[...]. Otherwise rare ones take more rows or a larger epsilon; for a "
+            "target that is a quantity there is CliplessRegressor. What was asked is spent."
+        )
 
     def _target(self, y: Tensor) -> Tensor:
         return y.float() if len(self.classes_) == 2 else y
 
     def _notes(self) -> tuple[str, ...]:
-        if self.classes is not None:
-            return NOTES
-        return (*NOTES, "The set of labels that occur is treated as public; `classes` fixes it.")
+        if self._public_classes is not None:
+            return (
+                *NOTES,
+                "The set of classes is public: given by the user, or booleans.",
+            )
+        return (
+            *NOTES,
+            "Which classes there are was found by a noisy count, which is paid for. Rows of rarer "
+            "labels contribute nothing; `classes` fixes the set.",
+        )
 
     def _fitted_numbers(self) -> dict[str, Any]:
         if self.classes_.dtype.kind not in "OUSbiuf":
@@ -181,6 +222,11 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
         chosen = (logits > 0).astype(int) if logits.ndim == 1 else logits.argmax(axis=1)
         return self.classes_[chosen]
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
+        """Return the part of the rows whose label is predicted; a missing label never is."""
+        right = same_labels(self.predict(X), y)
+        return float(np.average(right, weights=sample_weight))
+
     def predict_proba(self, X: Any) -> Any:  # noqa: N803
         """Return the probability of every class, (n, classes)."""
         logits = torch.from_numpy(self.decision_function(X))
@@ -199,6 +245,6 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
         not estimated. Categories, and which values are missing, are taken as they are.
         """
         check_is_fitted(self, "network_")
-        numbers, codes = self._read(X, reset=False)
+        numbers, codes, _ = self._read(X, reset=False)
         encoded = self._encoder(numbers, codes)
         return (certified_radius(self.network_, encoded) / self._encoder.lipschitz()).numpy()

@@ -18,14 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipless.data._channels import decorrelating, noise_radius
-from clipless.data._scaling import Scaling
 from clipless.spectral import spectral_norm_bound
+from clipless.statistics._channels import decorrelating, noise_radius
+from clipless.statistics._scaling import Scaling
 
 _CUT = 3.0
 _CONSTANT = 0.25
 _MEAN_DEVIATION = 0.8  # of a standard Gaussian: what |z| is on average
-_MOST_CATEGORIES = 64
+_MOST_CATEGORIES = 64  # of one column
+_MOST_INDICATORS = 1024  # of all columns of categories together
 _RIDGE, _NOISE_PART = 1.5, 0.25
 _NOISE_ROOM = 4.0  # a bucket counts as used if it stands this many noise deviations above zero
 
@@ -59,8 +60,9 @@ class Encoder:
         indicators = torch.nonzero(scaling.missing > floor).flatten()
         rates = [scaling.missing[indicators]]
         buckets = []
+        most = min(_MOST_CATEGORIES, max(1, _MOST_INDICATORS // max(len(scaling.categories), 1)))
         for fractions in scaling.categories:
-            order = torch.argsort(fractions, descending=True, stable=True)[:_MOST_CATEGORIES]
+            order = torch.argsort(fractions, descending=True, stable=True)[:most]
             kept = order[fractions[order] > floor]
             buckets.append(kept)
             rest = (1 - fractions[kept].sum()).clamp(min=0)

@@ -22,7 +22,7 @@ _fits = _Fits()
 
 
 def count_fit(epsilon: float, delta: float) -> None:
-    """Note a finished fit, and warn at the second one and whenever their number has doubled."""
+    """Note a fit that released something; warn at the second and whenever their number doubles."""
     _fits.count += 1
     _fits.epsilon += epsilon
     _fits.delta += delta

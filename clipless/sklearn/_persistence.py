@@ -12,13 +12,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from clipless.common._malformed import MALFORMED, reason
+from clipless.errors import DamagedFileError
 from clipless.privacy import Plan, PrivacyReport
 from clipless.sklearn._base import CliplessEstimator, build_network
 from clipless.sklearn._encoder import Encoder
 from clipless.sklearn._rule import TabularRule
 from clipless.sklearn._table import Schema
 
-_FORMAT = "clipless-estimator-2"
+_FORMAT = "clipless-estimator-3"
 
 
 def save(estimator: CliplessEstimator, path: str | os.PathLike[str]) -> None:
@@ -62,11 +64,21 @@ def load(path: str | os.PathLike[str]) -> Any:
         with safe_open(os.fspath(path), framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("clipless", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError) as error:
-        raise ValueError(f"{path} is not a saved estimator, or is damaged: {error}") from error
+        return _restored(header, tensors)
+    except FileNotFoundError:
+        raise
+    except (OSError, SafetensorError, RuntimeError, *MALFORMED) as error:
+        raise DamagedFileError(
+            f"{path} is not a saved estimator, or is damaged: {reason(error)}. Restore it from a "
+            "backup, or fit and save again."
+        ) from error
+
+
+def _restored(header: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return the estimator that a header and tensors describe."""
     if header.get("format") != _FORMAT:
         raise ValueError(
-            f"{path} was not written by this version's save: its format is "
+            f"it was not written by this version's save: its format is "
             f"{header.get('format')!r}, not {_FORMAT!r}"
         )
     package = importlib.import_module("clipless.sklearn")
@@ -74,13 +86,13 @@ def load(path: str | os.PathLike[str]) -> Any:
         each.__name__: each for each in (package.CliplessClassifier, package.CliplessRegressor)
     }
     if header["class"] not in kinds:
-        raise ValueError(f"{path} holds an unknown kind of estimator, {header['class']!r}")
+        raise ValueError(f"it holds an unknown kind of estimator, {header['class']!r}")
     parameters = dict(header["parameters"])
     rule = TabularRule(**parameters.pop("rule"))
     estimator = kinds[header["class"]](**parameters)
     estimator.rule_ = rule
     estimator._schema = Schema.from_dict(header["schema"])
-    estimator.n_features_in_ = len(estimator._schema.categorical)
+    estimator.n_features_in_ = len(estimator._schema.kinds)
     if estimator._schema.names is not None:
         estimator.feature_names_in_ = np.array(estimator._schema.names, dtype=object)
     estimator._encoder = Encoder.from_dict(_under(tensors, "encoder."))
@@ -92,6 +104,9 @@ def load(path: str | os.PathLike[str]) -> Any:
     estimator._restore_numbers(header["fitted"])
     privacy = {name: value for name, value in header["privacy"].items() if name != "caveats"}
     privacy |= {"plan": Plan.from_dict(privacy["plan"]), "notes": tuple(privacy["notes"])}
+    for name in ("epsilon", "delta", "steps_taken", "releases"):
+        if type(privacy[name]) not in (int, float) or not float(privacy[name]) >= 0:
+            raise ValueError(f"its {name} is {privacy[name]!r:.40}")
     estimator.privacy_ = PrivacyReport(**privacy)
     return estimator
 

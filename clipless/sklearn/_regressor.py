@@ -8,14 +8,14 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_array, column_or_1d
 from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
 
-from clipless.data._scaling import Scaling
 from clipless.losses import Huber, Loss
-from clipless.sklearn._base import CliplessEstimator, Task
+from clipless.sklearn._base import CliplessEstimator
+from clipless.sklearn._labels import read_labels
 from clipless.sklearn._rule import TabularRule
+from clipless.statistics._scaling import Scaling
 
 _STEEPNESS = 8.0  # how many spreads of the target one unit of the network's output is
 _HUBER = 1.35  # in spreads: 95% as efficient as squared error on Gaussian errors
@@ -40,19 +40,23 @@ class CliplessRegressor(RegressorMixin, CliplessEstimator):
     _extra_columns = 1
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 - scikit-learn's names
-        """Train on a table and one number for each of its rows."""
+        """Train on a table and one number for each of its rows.
+
+        A row without a target, or without any value, is an empty record and contributes nothing.
+        """
         if y is None:
             raise ValueError(
                 f"This {type(self).__name__} estimator requires y to be passed, but the target y "
                 "is None."
             )
         table = self._read(X, reset=True)
-        y = column_or_1d(y, warn=True)
-        check_consistent_length(X, y)
-        if getattr(y, "dtype", None) is not None and y.dtype.kind == "c":
-            raise ValueError("Complex data not supported: y must hold real numbers.")
-        y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self)
-        return self._fit(table, Task(outputs=1, labels=torch.from_numpy(y)))
+        labels = read_labels(y)
+        check_consistent_length(X, labels.positions)
+        if labels.dtype.kind in "US":
+            raise ValueError("y holds text: the target of a regressor must be numbers.")
+        numbers = np.array([cell.number for cell in labels.cells])[labels.positions]
+        target = torch.from_numpy(numbers)
+        return self._fit(table, target, ~target.isnan())
 
     def _criterion(self, rule: TabularRule) -> Loss:
         return Huber(delta=_HUBER / _STEEPNESS)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clipless._arguments import positive
-from clipless.data._channels import noise_radius
-from clipless.data._scaling import noise_scale, query_noise
+from clipless.common._arguments import positive
+from clipless.statistics._channels import noise_radius
+from clipless.statistics._scaling import noise_scale, query_noise
 
 _MOST_DECORRELATED = 1024
 """Features whose covariance is asked for: a matrix of 8 MiB."""
@@ -45,6 +45,8 @@ class TabularRule:
     """Noise multiplier of the class counts, which set the initial bias."""
     covariance_noise: float
     """Noise multiplier of the features' covariance, which decorrelates them."""
+    class_noise: float
+    """Noise multiplier of the counts that tell which classes there are, if they are not given."""
 
     @classmethod
     def choose(cls, *, rows: int, columns: int, epsilon: float) -> TabularRule:
@@ -69,10 +71,11 @@ class TabularRule:
             query_noise=query_noise(rows=rows, columns=columns, epsilon=epsilon),
             label_noise=30.0 * noise_scale(epsilon),
             covariance_noise=25.0 * noise_scale(epsilon),
+            class_noise=min(max(rows / 30, 8.0), 30.0) * noise_scale(epsilon),
         )
 
     def decorrelates(self, *, rows: int, features: int) -> bool:
-        """Whether a covariance of so many features is worth its price.
+        """Whether a covariance of so many features is worth its price; all numbers are public.
 
         Not if noise would make up a tenth of it or more, and not for so many features that the
         matrix itself would be a burden.

@@ -1,23 +1,29 @@
 """Tables as numbers: which columns there are, and their values as private rows hold them.
 
-The schema (number of columns, their names, which of them hold categories) is public. Values are
-turned into numbers row by row, by rules that are fixed beforehand: numbers stay numbers, dates
-become days, categories are hashed. So nothing is learned from the data here.
+The container is public: the number of columns, their names, and their types where it has types.
+Columns of a numeric type or of dates hold numbers, columns of text or of pandas' categories hold
+categories. A column of objects has no type: whether it holds numbers or categories is declared, or
+put to a private vote of its rows (`Rows.votes`). Values are turned into numbers one by one, by
+rules that are fixed beforehand: dates become days, categories are hashed.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from clipless.data._cells import Cell, hash_bucket, parse_cell, read_cell, read_cells
+
 HASH_BUCKETS = 1024
 """How many buckets categories are hashed into; one more is for missing values."""
+
+ColumnKind = Literal["number", "category"]
+COLUMN_KINDS: tuple[ColumnKind, ColumnKind] = ("number", "category")
 
 
 @dataclass(frozen=True)
@@ -26,34 +32,86 @@ class Schema:
 
     names: tuple[str, ...] | None
     """Column names, if the table has names, all of them strings."""
-    categorical: tuple[bool, ...]
-    """For each column, whether it holds categories."""
+    kinds: tuple[ColumnKind | None, ...]
+    """For each column, what it holds; None while that is not decided."""
+
+    @property
+    def categorical(self) -> tuple[bool, ...]:
+        """For each column, whether it holds categories."""
+        return tuple(kind == "category" for kind in self.kinds)
 
     @property
     def numeric(self) -> int:
         """How many columns hold numbers."""
-        return len(self.categorical) - sum(self.categorical)
+        return self.kinds.count("number")
+
+    @property
+    def undecided(self) -> tuple[int, ...]:
+        """The positions of the columns that are put to a vote."""
+        return tuple(index for index, kind in enumerate(self.kinds) if kind is None)
+
+    @property
+    def expected_features(self) -> int:
+        """About how many features the columns become: a rule of public numbers."""
+        return 2 * self.numeric + 8 * (len(self.kinds) - self.numeric) + 1
+
+    def decided(self, found: Sequence[ColumnKind]) -> Schema:
+        """Return the schema with the kinds that the undecided columns were found to have."""
+        given = dict(zip(self.undecided, found, strict=True))
+        kinds = (given.get(index, kind) for index, kind in enumerate(self.kinds))
+        return replace(self, kinds=tuple(kinds))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
         names = None if self.names is None else list(self.names)
-        return {"names": names, "categorical": list(self.categorical)}
+        return {"names": names, "kinds": list(self.kinds)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Schema:
         """Restore what `to_dict` returned."""
         names = None if data["names"] is None else tuple(data["names"])
-        return cls(names=names, categorical=tuple(data["categorical"]))
+        return cls(names=names, kinds=tuple(data["kinds"]))
 
 
-def read_schema(columns: Sequence[Any], names: Any, categorical: Any) -> Schema:
-    """Describe columns: categorical are those that are declared so, or hold text.
+class Rows(NamedTuple):
+    """The rows of a table as tensors. A column that is not decided is in all three."""
 
-    `categorical` is None, or the names or positions of the categorical columns.
+    numbers: Tensor
+    """(n, p): NaN where missing."""
+    codes: Tensor
+    """(n, q): hash buckets, `HASH_BUCKETS` where missing."""
+    votes: Tensor
+    """(n, undecided): the position in `COLUMN_KINDS` that a cell speaks for, -1 where missing."""
+
+
+def choose(before: Schema, after: Schema) -> Any:
+    """Return the function of rows that leaves every column in its one form."""
+    kept = []
+    for kind in COLUMN_KINDS:
+        places = [index for index, each in enumerate(before.kinds) if each in (kind, None)]
+        chosen = [at for at, index in enumerate(places) if after.kinds[index] == kind]
+        kept.append(torch.tensor(chosen, dtype=torch.long))
+
+    def function(numbers: Tensor, codes: Tensor, votes: Tensor) -> Rows:
+        return Rows(numbers[:, kept[0]], codes[:, kept[1]], votes[:, :0])
+
+    return function
+
+
+def read_schema(columns: Sequence[Any], names: Any, categorical: Any, bounds: Any = None) -> Schema:
+    """Describe columns by what is declared of them, else by their types.
+
+    `categorical` is None, or the names or positions of the categorical columns: all others then
+    hold numbers. So do columns that `bounds`, a mapping, names.
     """
     known = None if names is None else tuple(str(each) for each in names)
     if categorical is None:
-        return Schema(known, tuple(_holds_categories(each) for each in columns))
+        kinds = [_declared_kind(each) for each in columns]
+        for each in bounds if isinstance(bounds, Mapping) else ():
+            index = known.index(each) if known and each in known else each
+            if isinstance(index, int) and 0 <= index < len(kinds) and kinds[index] is None:
+                kinds[index] = "number"
+        return Schema(known, tuple(kinds))
     chosen = set()
     for each in categorical:
         if isinstance(each, str):
@@ -70,7 +128,8 @@ def read_schema(columns: Sequence[Any], names: Any, categorical: Any) -> Schema:
                 f"categorical_features holds {each!r}, which is neither the name of a column nor "
                 f"a position from 0 to {len(columns) - 1}"
             )
-    return Schema(known, tuple(index in chosen for index in range(len(columns))))
+    count = len(columns)
+    return Schema(known, tuple("category" if i in chosen else "number" for i in range(count)))
 
 
 def columns_of(table: Any) -> tuple[list[Any], Any]:
@@ -82,87 +141,79 @@ def columns_of(table: Any) -> tuple[list[Any], Any]:
     return [table[:, index] for index in range(table.shape[1])], None
 
 
-def encode(columns: Sequence[Any], schema: Schema) -> tuple[Tensor, Tensor]:
-    """Return the table's numbers, (n, p) with NaN where missing, and bucket numbers, (n, q)."""
-    numbers = [
-        _numbers(column, _name(schema, index))
-        for index, column in enumerate(columns)
-        if not schema.categorical[index]
-    ]
-    codes = [_codes(column) for index, column in enumerate(columns) if schema.categorical[index]]
+def encode(columns: Sequence[Any], schema: Schema) -> Rows:
+    """Return the rows of a table, each value by itself."""
+    numbers, codes, votes = [], [], []
+    for column, kind in zip(columns, schema.kinds, strict=True):
+        if kind == "number":
+            numbers.append(_numbers(column))
+            continue
+        places, cells = read_cells(_plain(column))
+        codes.append(_each(cells, bucket, np.int64)[places])
+        if kind is None:
+            numbers.append(_each(cells, _number, np.float64)[places])
+            votes.append(_each(cells, _vote, np.int64)[places])
     rows = len(columns[0]) if columns else 0
-    return (
+    return Rows(
         torch.from_numpy(np.stack(numbers, 1) if numbers else np.zeros((rows, 0))),
         torch.from_numpy(np.stack(codes, 1) if codes else np.zeros((rows, 0), dtype=np.int64)),
+        torch.from_numpy(np.stack(votes, 1) if votes else np.zeros((rows, 0), dtype=np.int64)),
     )
 
 
-def _name(schema: Schema, index: int) -> str:
-    return f"column {index}" if schema.names is None else f"column {schema.names[index]!r}"
+def bucket(cell: Cell) -> int:
+    """Return the bucket of a category: by its type and value, and by nothing else.
 
-
-def _holds_categories(column: Any) -> bool:
-    """Whether the column's type, or for columns without a type its first value, says text."""
-    kind = getattr(column.dtype, "kind", "O")
-    if str(column.dtype) in ("category", "string", "str"):
-        return True
-    if kind in "OUS":
-        if kind != "O":
-            return True
-        # A column of objects has no type: it is text if any of its values is.
-        return any(isinstance(value, str | bytes) for value in column)
-    return False
-
-
-def _numbers(column: Any, name: str) -> np.ndarray[Any, Any]:
-    kind = getattr(column.dtype, "kind", "O")
-    if kind == "M":
-        days = np.asarray(column, dtype="datetime64[s]")
-        values = (days - np.datetime64("2000-01-01")) / np.timedelta64(1, "D")
-        return np.where(np.isnat(days), np.nan, values.astype(np.float64))
-    if kind == "m":
-        spans = np.asarray(column, dtype="timedelta64[s]")
-        return np.where(np.isnat(spans), np.nan, spans / np.timedelta64(1, "D"))
-    if kind == "c":
-        raise ValueError(f"Complex data not supported: {name} holds complex numbers.")
-    try:
-        if hasattr(column, "to_numpy"):
-            values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        elif kind == "O":
-            values = np.array([np.nan if v is None else v for v in column], dtype=np.float64)
-        else:
-            values = np.asarray(column, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name} holds values that are not numbers ({error}). Make it a text column, or name "
-            "it in categorical_features."
-        ) from error
-    return np.ascontiguousarray(values)
-
-
-def _codes(column: Any) -> np.ndarray[Any, Any]:
-    """The hash bucket of every value; `HASH_BUCKETS` where it is missing."""
-    seen: dict[Any, int] = {}
-    codes = np.empty(len(column), dtype=np.int64)
-    for row, value in enumerate(column):
-        code = seen.get(value)
-        if code is None:
-            code = seen[value] = bucket(value)
-        codes[row] = code
-    return codes
-
-
-def bucket(value: Any) -> int:
-    """Return the bucket of a category: a hash that is the same everywhere and always.
-
-    >>> bucket("blue") == bucket("blue"), bucket(3) == bucket(3.0), bucket(None)
-    (True, True, 1024)
+    >>> [bucket(read_cell(value)) == bucket(read_cell(1)) for value in (1.0, True, "1")]
+    [True, False, False]
     """
-    if value is None or value != value or str(value) in ("<NA>", "NaT"):
-        return HASH_BUCKETS
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", errors="replace")
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        value = int(value)
-    digest = hashlib.blake2b(str(value).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % HASH_BUCKETS
+    return HASH_BUCKETS if cell.name is None else hash_bucket(cell.name, HASH_BUCKETS)
+
+
+def _vote(cell: Cell) -> int:
+    """What a cell says of its column: text is a category, anything else a number."""
+    return -1 if cell.kind == "missing" else COLUMN_KINDS.index(
+        "category" if cell.kind == "text" else "number"
+    )  # fmt: skip
+
+
+def _number(cell: Cell) -> float:
+    """The number of a cell in a column of numbers, where text may say one, too."""
+    return (read_cell(parse_cell(cell.value)) if cell.kind == "text" else cell).number
+
+
+def _each(cells: list[Cell], function: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    return np.array([function(cell) for cell in cells], dtype=dtype)
+
+
+def _declared_kind(column: Any) -> ColumnKind | None:
+    """What the type of a column says of it: nothing, if it is a column of objects."""
+    name, kind = str(column.dtype), getattr(column.dtype, "kind", "O")
+    if kind in "US" or name.startswith(("category", "string", "str", "large_string", "dictionary")):
+        return "category"
+    return None if kind == "O" else "number"
+
+
+def _plain(column: Any) -> Any:
+    """An array of numpy where that has the column's own type, else the values one by one."""
+    dtype = column.dtype
+    return np.asarray(column) if isinstance(dtype, np.dtype) else column
+
+
+def _numbers(column: Any) -> np.ndarray[Any, Any]:
+    """The values of a column as numbers, NaN where missing or where text is no number."""
+    name, kind = str(column.dtype), getattr(column.dtype, "kind", "O")
+    if name.startswith(("datetime64", "timedelta64")):
+        unit = "datetime64[us]" if kind == "M" else "timedelta64[us]"
+        values = np.asarray(column, dtype=unit)
+        days = (values - np.datetime64("2000-01-01") if kind == "M" else values) / _DAY
+        return np.where(np.isnat(values), np.nan, days.astype(np.float64))
+    if kind in "biuf" and not name.startswith(("category", "dictionary")):
+        if hasattr(column, "to_numpy"):
+            return np.ascontiguousarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
+        return np.ascontiguousarray(column, dtype=np.float64)
+    places, cells = read_cells(_plain(column))
+    return _each(cells, _number, np.float64)[places]
+
+
+_DAY = np.timedelta64(1, "D")

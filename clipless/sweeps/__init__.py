@@ -5,7 +5,7 @@ Importing this package is quick: optuna and torch are loaded when they are first
 
 from typing import TYPE_CHECKING
 
-from clipless._lazy import lazy
+from clipless.common._lazy import lazy
 
 if TYPE_CHECKING:
     from clipless.sweeps._definition import Sweep

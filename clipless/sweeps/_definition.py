@@ -92,6 +92,11 @@ class Sweep:
         if self.repetitions is not None:
             self._check_independence()
 
+    @property
+    def looks_at_scores(self) -> bool:
+        """Whether earlier runs decide on the settings of later ones, or on when they end."""
+        return self.sampler != "random" or self.pruner != "none"
+
     def _check_independence(self) -> None:
         """The price of a selection holds for independent runs, and for nothing else."""
         require(

@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clipless.accounting import History, merge
+from clipless.common._arguments import missing
 from clipless.errors import PrivacyError
 from clipless.privacy import Mechanism
-from clipless.privacy._history import History, merge
 from clipless.sweeps._records import PlainHistory, TrialRecord
-from clipless.sweeps._selection import SelectionCost, composition_epsilon, selection_epsilon
+from clipless.sweeps._selection import (
+    SelectionCost,
+    composition_epsilon,
+    most_epsilon,
+    selection_epsilon,
+)
 from clipless.sweeps._training import spent_in
 
 if TYPE_CHECKING:
@@ -22,7 +28,7 @@ def judge(result: SweepResult) -> SelectionCost:
     """Return what selecting the best run costs, or why no number can be given."""
     deltas = [trial.delta for trial in result.trials if trial.delta is not None]
     delta = min(deltas, default=None)
-    composition, together = _composition(result.trials, delta)
+    composition, together = _composition(result, delta)
     statement, epsilon = _selection(result, delta)
     return SelectionCost(
         statement=statement,
@@ -57,7 +63,8 @@ def _selection(result: SweepResult, delta: float | None) -> tuple[str, float | N
 
 def _repeated(result: SweepResult, delta: float | None) -> tuple[str, float | None]:
     repetitions = result.sweep.repetitions
-    assert repetitions is not None
+    if repetitions is None:
+        raise missing("repetitions")
     if not result.finished:
         return "not covered: some of the runs that were drawn are not done", None
     if not result.declared:
@@ -91,18 +98,43 @@ def _repeated(result: SweepResult, delta: float | None) -> tuple[str, float | No
     )
 
 
-def _composition(trials: Sequence[TrialRecord], delta: float | None) -> tuple[float | None, str]:
+def _composition(result: SweepResult, delta: float | None) -> tuple[float | None, str]:
     histories: list[History] = []
-    for trial in trials:
+    for trial in result.trials:
         spent = _spent(trial)
         if spent is None:
             return None, f"not known: run {trial.slot} left no account of what it released"
         histories += [spent] * (1 + trial.lost_attempts)
     if delta is None:
         return None, "not known: no run has been completed"
-    return (
-        composition_epsilon(histories, delta=delta),
-        "all runs together, whatever was chosen or shown of them",
+    if result.sweep.looks_at_scores and len(result.trials) > 1:
+        return _chosen_by_scores(result, histories, delta)
+    try:
+        found = composition_epsilon(histories, delta=delta)
+    except PrivacyError as error:
+        return None, f"not known: {error}"
+    return found, "all runs together, whatever was shown of them"
+
+
+def _chosen_by_scores(
+    result: SweepResult, histories: Sequence[History], delta: float
+) -> tuple[float | None, str]:
+    """Every run counts as the most that was declared: scores chose its settings or its end."""
+    if not result.declared:
+        return None, (
+            "not known: scores chose what later runs released, and the most that a run may "
+            "release was not declared. Give lists instead of ranges for what decides on it "
+            "(batch size, steps, epsilon), or search at random without pruning"
+        )
+    declared = [_history(each) for each in result.declared]
+    if not all(any(_within(spent, each) for each in declared) for spent in histories):
+        return None, "not known: a run released more than was declared for any run"
+    try:
+        found = most_epsilon(declared, runs=len(histories), delta=delta)
+    except PrivacyError as error:
+        return None, f"not known: {error}"
+    return found, (
+        "all runs together, each at the most that it may release: scores chose settings or ends"
     )
 
 

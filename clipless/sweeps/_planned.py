@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from clipless.accounting import Accountant, require_support
+from clipless.common._arguments import missing
 from clipless.errors import PrivacyError
-from clipless.privacy import Mechanism, noise_multiplier_for
+from clipless.privacy import Mechanism, RenyiFilter, noise_multiplier_for
 from clipless.privacy._choices import named_sampling, relation_for
-from clipless.privacy._history import require_support
-from clipless.privacy._sampling import padded_sampling, steps_of_one_pass
+from clipless.privacy.sampling._samplers import padded_sampling, steps_of_one_pass
 from clipless.runs import ConfigError, RunConfig, RunData, load_data
 from clipless.runs import _parts as parts
 from clipless.runs._files import layered
@@ -40,8 +41,10 @@ def planned_run(config: RunConfig, data: RunData) -> tuple[Mechanism, int]:
         )
     full = parts.resolved(config, data)
     privacy, training = full.privacy, full.training
-    assert training.batch_size is not None
-    assert privacy.delta is not None
+    if training.batch_size is None:
+        raise missing("batch size")
+    if privacy.delta is None:
+        raise missing("delta")
     sampling = named_sampling(privacy.sampling, data.size, training.batch_size)
     if training.pad:
         sampling = padded_sampling(sampling)
@@ -49,14 +52,21 @@ def planned_run(config: RunConfig, data: RunData) -> tuple[Mechanism, int]:
     steps = training.steps or round((training.epochs or 0) * steps_of_one_pass(sampling))
     sigma = privacy.noise_multiplier
     if sigma is None:
-        assert privacy.epsilon is not None
+        if privacy.epsilon is None:
+            raise missing("epsilon")
+        accountant: Accountant = privacy.accountant
+        if accountant == "filter":
+            accountant = RenyiFilter.for_run(
+                epsilon=privacy.epsilon, delta=privacy.delta, sampling=sampling,
+                relation=relation, steps=steps, noise_multiplier=None,
+            ).meter  # fmt: skip
         sigma = noise_multiplier_for(
             target_epsilon=privacy.epsilon,
             target_delta=privacy.delta,
             steps=steps,
             sampling=sampling,
             relation=relation,
-            accountant=privacy.accountant,
+            accountant=accountant,
         )
     return Mechanism(noise_multiplier=sigma, sampling=sampling, relation=relation), steps
 
@@ -112,13 +122,16 @@ def declared_runs(sweep: Sweep) -> list[tuple[Mechanism, int]]:
     found: dict[tuple[Mechanism, int], None] = {}
     for values in combinations:
         config = example_config(sweep, dict(zip(options, values, strict=True)))
-        found[planned_run(config, load_data(config.data))] = None
+        data = load_data(config.data)
+        if sweep.scale != 1:
+            config = shrunk(config, data, sweep.scale)
+        found[planned_run(config, data)] = None
     try:  # now, and not when everything has been spent
         require_support(tuple(found), "rdp")
     except PrivacyError as error:
         raise ConfigError(
-            f"selecting among these runs has no known price: {error}. Poisson sampling without "
-            "training.pad has one, and so has sampling of a fixed size."
+            f"selecting among these runs has no known price: {error}. Poisson sampling "
+            "under zero-out has one, and so has sampling of a fixed size."
         ) from error
     return list(found)
 

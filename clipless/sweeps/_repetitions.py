@@ -8,11 +8,11 @@ grow by far more.
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
+from clipless.common._release import fresh_bits
 from clipless.runs._fields import read_section, require
 
 Distribution = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
@@ -78,7 +78,8 @@ class Repetitions:
 
         Rounded so that its mean is at most `mean`, which the cost is computed with.
         """
-        assert self.distribution != "poisson"
+        if self.distribution == "poisson":
+            raise ValueError("a Poisson number of runs has no gamma")
         if self.eta == 1:
             return 1.0 / self.mean
         low, high = 1e-300, 1.0 - 1e-12  # the mean falls from infinity to 1 in between
@@ -118,7 +119,7 @@ class Repetitions:
 
         The distribution is met up to the rounding of float64.
         """
-        left = secrets.SystemRandom().random() if uniform is None else uniform()
+        left = fresh_bits(53) / 2**53 if uniform is None else uniform()
         largest = 0
         for number, chance in self.probabilities():
             largest, left = number, left - chance

@@ -107,14 +107,15 @@ class SweepResult:
         """Return the runs as a `rich` table, those of the front marked."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
+        from rich.text import Text
 
         front = {trial.slot for trial in self.front}
         names = list(dict.fromkeys(name for trial in self.trials for name in trial.settings))
         table = Table(title="Runs", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for heading in ("run", "state", self.sweep.metric, "certified", "epsilon", "front"):
-            table.add_column(heading)
+            table.add_column(Text(heading))
         for name in names:
-            table.add_column(name.partition(".")[2] if "name" not in name else name)
+            table.add_column(Text(name.partition(".")[2] if "name" not in name else name))
         for trial in sorted(self.trials, key=lambda each: -(each.value or float("-inf"))):
             numbers = (trial.value, trial.robustness, trial.epsilon)
             table.add_row(
@@ -122,7 +123,7 @@ class SweepResult:
                 trial.state,
                 *("" if number is None else f"{number:.4g}" for number in numbers),
                 "*" if trial.slot in front else "",
-                *(_shown(trial.settings.get(name)) for name in names),
+                *(Text(_shown(trial.settings.get(name))) for name in names),
             )
         return table
 

@@ -50,8 +50,8 @@ def run_sweep(
             which wants a local disk.
         name: of the sweep in the database.
         train: makes a run; by default `clipless.runs.train_run`.
-        declared: for a `train` of one's own under repetitions, everything that a run may release,
-            for each kind of run.
+        declared: for a `train` of one's own, everything that a run may release, for each kind of
+            run: under repetitions, or to know what a search that looks at scores costs.
         heartbeat: seconds between signs of life; twice that without one is taken for killed.
         retries: how often a killed trial is tried again.
         timeout: begin no new trial after so many seconds.
@@ -102,7 +102,7 @@ def read_sweep(
 
 def _require_one_process() -> None:
     """Processes that train one model together would take different trials of it."""
-    from clipless.privacy._distributed import rank_and_size
+    from clipless.distributed._processes import rank_and_size
 
     if torchrun_rank() is not None or rank_and_size()[1] > 1:
         raise ConfigError(
@@ -126,19 +126,23 @@ def _begin(
         from clipless.sweeps._planned import example_config
 
         example_config(sweep, {})  # a mistake in the settings is one mistake, not one a trial
-    if sweep.repetitions is None:
-        return storage_of.begin_study(sweep, database, name, sweep.trials, None)
     known: Any = None if declared is None else [list(each) for each in declared]
-    if known is None:
-        if not usual:
-            raise ConfigError(
-                "with repetitions and a training function of your own, say what a run may "
-                "release: declared="
-            )
+    repetitions = sweep.repetitions
+    if known is None and repetitions is not None and not usual:
+        raise ConfigError(
+            "with repetitions and a training function of your own, say what a run may "
+            "release: declared="
+        )
+    if known is None and usual and (repetitions is not None or sweep.looks_at_scores):
         from clipless.sweeps._planned import declared_runs
 
-        known = [[(run.to_dict(), count)] for run, count in declared_runs(sweep)]
-    return storage_of.begin_study(sweep, database, name, sweep.repetitions.draw(), known)
+        try:
+            known = [[(run.to_dict(), count)] for run, count in declared_runs(sweep)]
+        except ConfigError:  # then nobody can say what all runs cost together
+            if repetitions is not None:
+                raise
+    slots = sweep.trials if repetitions is None else repetitions.draw()
+    return storage_of.begin_study(sweep, database, name, slots, known)
 
 
 def queue(study: optuna.Study, sweep: Sweep) -> None:

@@ -3,8 +3,9 @@
 A run that was chosen because it came out best says more about the data than a run that was the
 only one. Three answers, each an upper bound where it is a number:
 
-- *Composition*: all runs together, as if all were published. Always true, also for samplers and
-  pruners that learn from private scores; grows with the number of runs.
+- *Composition*: all runs together, as if all were published; grows with the number of runs. Where
+  scores decided on the settings of later runs, or on when they ended, what the runs came to spend
+  is not the bound: each counts as the most that was declared for any of them (`most_epsilon`).
 - *Random repetitions* (Papernot and Steinke 2022): independent runs of one mechanism, their number
   drawn secretly from a known distribution, only the best one shown. Then with `d(a)` the Rényi
   divergence of one run at order a,
@@ -25,10 +26,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from clipless.accounting import Accountant, History, merge, prepare, require_support
+from clipless.accounting import _rdp as rdp
 from clipless.errors import PrivacyError
-from clipless.privacy import _rdp as rdp
 from clipless.privacy import epsilon
-from clipless.privacy._history import Accountant, History, merge, prepare, require_support
 from clipless.sweeps._repetitions import Repetitions
 
 _MOST_FOR_PLD = 12
@@ -82,25 +83,51 @@ def selection_epsilon(
         >>> round(one, 2), round(best, 2)
         (2.1, 4.1)
     """
+    from dp_accounting.rdp import rdp_privacy_accountant as library
+
+    orders, worst = _worst(histories, delta)
+    if orders is None:
+        return math.inf
+    selected = _repeated(orders, worst, repetitions)
+    return float(library.compute_epsilon(orders, selected, delta)[0])
+
+
+def most_epsilon(histories: Sequence[History], *, runs: int, delta: float) -> float:
+    """Return the epsilon of `runs` runs, each one of several kinds, chosen by looking at others.
+
+    At every Rényi order a run costs at most what the worst kind costs there, whichever is chosen
+    and however early it ends. So does a sum of them, whoever chooses. One kind alone is a schedule
+    that is fixed beforehand, for which distributions are tighter.
+    """
+    from dp_accounting.rdp import rdp_privacy_accountant as library
+
+    if len(histories) == 1:
+        return composition_epsilon([*histories] * runs, delta=delta)
+    orders, worst = _worst(histories, delta)
+    if orders is None:
+        return math.inf
+    return float(library.compute_epsilon(orders, runs * worst, delta)[0])
+
+
+def _worst(histories: Sequence[History], delta: float) -> tuple[Any, Any]:
+    """Return the orders and the largest divergence of any history at each; None without noise."""
     if not histories:
         raise ValueError("give the history of at least one kind of run")
     if not 0.0 < delta < 1.0:
         raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}")
     import numpy as np
-    from dp_accounting.rdp import rdp_privacy_accountant as library
 
     orders, worst = None, None
     for history in histories:
         runs = merge(history)
         require_support(runs, "rdp")
         if any(mechanism.noise_multiplier == 0 for mechanism, _ in runs):
-            return math.inf
-        orders, found = rdp._divergences(prepare(runs))
+            return None, None
+        orders, found = rdp.divergences(prepare(runs))
         if orders is None:
             raise ValueError("a history is empty: a run releases something")
         worst = found if worst is None else np.maximum(worst, found)
-    selected = _repeated(orders, worst, repetitions)
-    return float(library.compute_epsilon(orders, selected, delta)[0])
+    return orders, worst
 
 
 def _repeated(orders: Any, divergences: Any, repetitions: Repetitions) -> Any:
@@ -127,7 +154,7 @@ def _repeated(orders: Any, divergences: Any, repetitions: Repetitions) -> Any:
 
 
 def composition_epsilon(histories: Sequence[History], *, delta: float) -> float:
-    """Return the epsilon of all runs together, adaptive choices between them included.
+    """Return the epsilon of runs whose settings and lengths did not depend on each other's results.
 
     By privacy loss distributions for a few distinct mechanisms, by Rényi divergences for many
     (where those have a bound for the sampling).

@@ -13,6 +13,7 @@ import optuna
 import sqlalchemy
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 
+from clipless.common._release import fresh_bits
 from clipless.runs._errors import ConfigError, RunFolderError
 from clipless.sweeps._definition import Sweep
 
@@ -77,7 +78,7 @@ def open_storage(folder: Path, url: str | None, *, heartbeat: int, retries: int)
                 continue
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(f"the storage of the sweep cannot be opened: {reason}") from error
-    raise AssertionError
+    raise ConfigError("the storage of the sweep cannot be opened")
 
 
 def _serialized(storage: RDBStorage) -> RDBStorage:
@@ -152,12 +153,13 @@ def load_study(sweep: Sweep | None, storage: RDBStorage, name: str) -> optuna.St
 
 def make_sampler(sweep: Sweep) -> optuna.samplers.BaseSampler:
     """Return who chooses the settings of the next run."""
+    seed = fresh_bits(32) if sweep.seed is None else sweep.seed
     if sweep.sampler == "random":
-        return optuna.samplers.RandomSampler(seed=sweep.seed)
+        return optuna.samplers.RandomSampler(seed=seed)
     if sweep.sampler == "gp":
-        return optuna.samplers.GPSampler(seed=sweep.seed)
+        return optuna.samplers.GPSampler(seed=seed)
     # Workers do not wait for each other: a run in progress counts as a bad one.
-    return optuna.samplers.TPESampler(seed=sweep.seed, constant_liar=True)
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
 def make_pruner(sweep: Sweep) -> optuna.pruners.BasePruner:

@@ -8,8 +8,7 @@ from typing import Any
 
 import optuna
 
-from clipless.privacy import epsilon
-from clipless.privacy._ledger_file import read_ledger
+from clipless.ledger import read_ledger
 from clipless.runs import ConfigError, RunConfig, load_data, open_run, train_run
 from clipless.runs._folder import CONFIG, LEDGER, stored_config
 from clipless.runs._kinds import default_model, kind_of
@@ -60,13 +59,11 @@ class TrainRun:
         )
 
     def _pruned(self, folder: Path, reporter: _Reporter) -> Outcome:
-        """What a run that was stopped early has cost: what its ledger says."""
+        """What a run that scores have stopped costs: all of its planned steps."""
         plan = reporter.trainer.engine.plan
-        counts = read_ledger(folder / LEDGER).counts()
-        spent = epsilon(tuple(counts.items()), plan.delta, accountant=plan.accountant)
         return Outcome(
             value=reporter.last,
-            epsilon=spent,
+            epsilon=plan.epsilon(),
             delta=plan.delta,
             history=spent_in(folder),
             steps=reporter.trainer.step,
@@ -76,8 +73,6 @@ class TrainRun:
 
 class _Reporter(Callback):
     """Hands the metric of every epoch on, and lets the request to stop through."""
-
-    sees_weights = False
 
     def __init__(self, report: Report, metric: str) -> None:
         self._report, self._metric = report, f"validation_{metric}"

@@ -157,7 +157,7 @@ class Worker:
     def _config(self, slot: int, settings: dict[str, Any]) -> dict[str, Any]:
         config = layered(self._sweep.base, nested(settings))
         seed = config.get("training", {}).get("seed")
-        if isinstance(seed, int):  # runs of one sweep must not share their noise
+        if isinstance(seed, int):  # other initial weights in every run
             config["training"] = {**config["training"], "seed": seed + slot}
         return config
 

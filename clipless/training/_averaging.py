@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clipless.distributed._sharded import joined, reshard, write
 from clipless.errors import ConstraintError
 from clipless.nn import ConstrainedModule
-from clipless.privacy._distributed_sharded import joined, reshard, write
 from clipless.spectral import Certificate, Constraint
 
 

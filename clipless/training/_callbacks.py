@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from clipless.common._arguments import missing
+from clipless.common._malformed import MALFORMED
 from clipless.training._checkpoint import replace_file
 
 if TYPE_CHECKING:
@@ -27,18 +30,14 @@ class Callback:
     guarantee, and free to use; losses and accuracies on the training data are not covered by it.
     So a decision that rests on them (when to stop, which weights to keep) is not covered either.
 
-    `sees_weights`: whether `on_step_end` looks at the model. If so, every step is noted on the
-    disk before the callback runs, so that a killed run knows what may have been seen.
     `everywhere`: whether it is called in all processes of a run, and not in process 0 alone.
 
     Example:
         >>> class Print(Callback):
-        ...     sees_weights = False
         ...     def on_epoch_end(self, trainer):
         ...         print(trainer.epoch, trainer.history[-1]["loss"])
     """
 
-    sees_weights = True
     everywhere = False
 
     def on_fit_start(self, trainer: Trainer) -> None:
@@ -65,8 +64,6 @@ class MetricsWriter(Callback):
         path: the file; by default `metrics.jsonl` in the run folder.
         every: how many steps a line stands for.
     """
-
-    sees_weights = False
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, every: int = 10) -> None:
         if every < 1:
@@ -100,20 +97,19 @@ class MetricsWriter(Callback):
             self._file = None
 
     def _write(self, fields: dict[str, Any]) -> None:
-        assert self._file is not None
+        if self._file is None:
+            raise missing("file")
         self._file.write(json.dumps(fields) + "\n")
 
 
 def _lines_until(path: Path, step: int) -> list[str]:
-    """The whole lines of a file that are about steps up to `step`."""
+    """The whole lines of a file that are about steps up to `step`; damaged ones are left out."""
     kept = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        try:
+        with contextlib.suppress(*MALFORMED):
             fields = json.loads(line)
-        except ValueError:
-            continue
-        if fields.get("kind") != "header" and fields.get("step", 0) <= step:
-            kept.append(line)
+            if fields["kind"] != "header" and int(fields["step"]) <= step:
+                kept.append(line)
     return kept
 
 
@@ -124,8 +120,6 @@ class TensorBoardWriter(Callback):
         folder: where to; by default `tensorboard` in the run folder.
         every: how many steps a point stands for.
     """
-
-    sees_weights = False
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, *, every: int = 10) -> None:
         try:

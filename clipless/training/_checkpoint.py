@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+from clipless.common._malformed import MALFORMED, reason
+
 _MANIFEST = "manifest.json"
 _FORMAT, _VERSION = "clipless-checkpoint", 1
 _NAME = re.compile(r"(\d{6,})-step-(\d{8,})")
@@ -85,11 +87,6 @@ class CheckpointStore:
                 warnings.warn(f"a checkpoint is left out: {error}", stacklevel=3)
         return None
 
-    def oldest_step(self) -> int:
-        """Return the step of the oldest checkpoint that is kept."""
-        paths = self.paths()
-        return int(paths[0].name.rpartition("-")[2]) if paths else 0
-
     def _remove(self, path: Path) -> None:
         """Take away the name first: what a crash leaves is then no checkpoint."""
         doomed = path.with_name(f".removed-{path.name}")
@@ -114,15 +111,17 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, bytes]:
                 f"not {_FORMAT} version {_VERSION}"
             )
         digests = dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *MALFORMED) as error:
         if isinstance(error, UnreadableCheckpointError):
             raise
-        raise UnreadableCheckpointError(f"{folder / _MANIFEST} cannot be read: {error}") from error
+        raise UnreadableCheckpointError(
+            f"{folder / _MANIFEST} cannot be read: {reason(error)}"
+        ) from error
     files = {}
     for name, digest in digests.items():
         try:
             data = (folder / name).read_bytes()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise UnreadableCheckpointError(f"{folder / name} cannot be read: {error}") from error
         if hashlib.sha256(data).hexdigest() != digest:
             raise UnreadableCheckpointError(f"{folder / name} was damaged: its digest differs")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from clipless.privacy import PrivateLoader
-from clipless.privacy._wrapping import check_wrappable
+from clipless.privacy.sampling._wrapping import check_wrappable
 
 _EVALUATION_BATCH = 1024
 

@@ -1,20 +1,10 @@
 """One call of `Trainer.fit`: the loop, the checkpoints, and how a killed run goes on.
 
-Why a resumed run may repeat steps without paying for them again. A checkpoint holds all that
-determines what comes next: weights, optimizer, sampler key, noise generator. A killed run goes on
-from its last checkpoint with the same samples and the same noise. Of the steps after it, the ledger
-counts all that were taken, since it is written first, and perhaps some that were not.
-
-- A step that somebody may have seen is on the trail (see `Trail`). The repeated one is compared
-  with it before it is shown. If they are equal, bit for bit, nothing new is released.
-- A step that is not on the trail was seen by nobody. To show it now is its first release, and the
-  ledger counts it already, or counts it before it is taken, as for any step.
-- If a repeated step differs (arithmetic that is not deterministic, data or software that changed),
-  it is thrown away unseen. The run goes back to the checkpoint once more and goes on from there
-  under a new name, with fresh samples and noise, paying for every step.
-
-So the ledger never counts less than what was released, and where arithmetic is repeatable nothing
-is paid twice, the rest of a reserved block included.
+A checkpoint holds all that determines what comes next: weights, optimizer, sampler key, noise
+generator. A killed run goes on from its last checkpoint and repeats, with the same samples and
+noise, the steps that the ledger has digests of; the engine compares each before it is used. After
+the last one, or the first that comes out otherwise, it draws fresh samples and noise and pays for
+every step (see `clipless.privacy.step._noise`). So the ledger never counts less than was released.
 """
 
 from __future__ import annotations
@@ -22,18 +12,18 @@ from __future__ import annotations
 import copy
 import math
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from clipless.errors import BudgetExhaustedError
-from clipless.privacy._distributed import processes_present
-from clipless.privacy._distributed_sharded import (
+from clipless.common._arguments import missing
+from clipless.distributed._processes import processes_present
+from clipless.distributed._sharded import (
     load_whole_optimizer_state,
     load_whole_state,
     whole_state,
 )
+from clipless.errors import BudgetExhaustedError
 from clipless.training._callbacks import Callback, MetricsWriter
 from clipless.training._data import pair
 from clipless.training._interrupt import Interrupt, deferred_interrupts
@@ -50,7 +40,6 @@ from clipless.training._processes import (
 )
 from clipless.training._progress import EpsilonGauge, ProgressBar
 from clipless.training._run_folder import RunFolder, SavedRun, describe
-from clipless.training._trail import ReplayDivergedError
 
 if TYPE_CHECKING:
     from clipless.training._trainer import Trainer
@@ -77,13 +66,8 @@ class Fit:
             and not any(isinstance(each, MetricsWriter) for each in self._callbacks)
         ):
             self._callbacks.insert(0, MetricsWriter())
-        self._seen_steps = any(
-            each.sees_weights and type(each).on_step_end is not Callback.on_step_end
-            for each in self._callbacks
-        )
         self._classifies = classifies(trainer.criterion)
         self._between_steps = True
-        self._saved: SavedRun | None = None
         self._seconds, self._begun = 0.0, time.monotonic()
 
     @property
@@ -96,35 +80,19 @@ class Fit:
         trainer = self._trainer
         training = trainer.model.training
         trainer.model.train()
+        trainer.resumed_from = None
         try:
-            try:
-                self._attempt(replay=True)
-            except ReplayDivergedError as divergence:
-                warnings.warn(
-                    f"{divergence}: the arithmetic is not deterministic here, or data or software "
-                    "have changed. The steps after the last checkpoint are taken anew, with fresh "
-                    "randomness, and paid for again.",
-                    stacklevel=3,
-                )
-                self._attempt(replay=False)
+            self._begin()
+            self._train()
         finally:
+            trainer.engine.detach()
+            if self._folder is not None:
+                trainer.engine.close()
             trainer.model.train(training)
 
     # --- beginning, new or resumed ---------------------------------------------------------------
 
-    def _attempt(self, *, replay: bool) -> None:
-        trainer = self._trainer
-        trainer.resumed_from = None
-        try:
-            self._begin(replay)
-            self._train()
-        finally:
-            if self._folder is not None:
-                trainer.engine.close()
-            else:
-                trainer.engine.detach()
-
-    def _begin(self, replay: bool) -> None:
+    def _begin(self) -> None:
         trainer, folder = self._trainer, self._folder
         trainer._reset(None if folder is None else folder.ledger)
         description = describe(
@@ -137,20 +105,16 @@ class Fit:
             augmentation=trainer._augmentation_name,
         )
         saved = None if folder is None else folder.saved(description, resume=trainer._resume)
-        replay = replay and (saved is None or self._can_replay(saved))
-        self._make_private(saved, replay)
+        self._make_private(saved, replay=saved is None or self._can_replay(saved))
         self._description = description
         self._seconds, self._begun = 0.0, time.monotonic()
-        self._saved = saved
         if saved is not None:
             self._restore(saved)
-        if folder is not None:
-            state = trainer.engine.state_dict()
-            folder.trail.begin(state["run"], step=trainer.step)
-            if saved is None:
-                folder.begin(description, state["plan"])
-            if saved is None or not replay:
-                self._save()
+        self._saved_run = "" if saved is None else str(saved.state["engine"]["run"])
+        if folder is not None and saved is None:
+            folder.begin(description, trainer.engine.state_dict()["plan"])
+        if self._afresh:
+            self._save()
 
     def _can_replay(self, saved: SavedRun) -> bool:
         return set(saved.state["engine"]["noise"]) == noise_places(
@@ -208,20 +172,9 @@ class Fit:
             if self._between_steps:
                 self._save()
             raise
-        except ReplayDivergedError:
-            self._forget_divergence()
-            raise
         finally:
             bar.stop(trainer.step)
-            if self._folder is not None:  # whatever happened, the weights can be seen from now on
-                self._folder.trail.flush()
             self._call("on_fit_end")
-
-    def _forget_divergence(self) -> None:
-        """Go back to the checkpoint before anybody sees a step that came out in two ways."""
-        assert self._saved is not None
-        load_whole_state(self._trainer.model, self._saved.weights)
-        self._restore(self._saved)
 
     def _steps(self, bar: ProgressBar, interrupt: Interrupt) -> None:
         trainer = self._trainer
@@ -234,16 +187,15 @@ class Fit:
                 if not self._batch(batch):
                     continue
                 self._between_steps = True
-                if self._seen_steps and self._folder is not None:
-                    self._folder.trail.flush()
                 self._call("on_step_end")
                 bar.update(trainer.step, metrics=trainer._running, gauge=self._gauge)
-                if trainer.step >= boundary:
+                if trainer.step >= boundary or self._afresh:
                     break
                 self._stop_if_requested(interrupt)
             if trainer.step % trainer.steps_per_epoch == 0 or trainer.step >= trainer.steps:
                 self._end_epoch()
-            if trainer.step % self._checkpoint_every == 0 or trainer.step >= trainer.steps:
+            due = trainer.step % self._checkpoint_every == 0 or trainer.step >= trainer.steps
+            if due or self._afresh:
                 self._save()
             self._stop_if_requested(interrupt)
 
@@ -256,6 +208,14 @@ class Fit:
             raise KeyboardInterrupt
         else:
             team.processes.stop_wanted = interrupt.requested
+
+    @property
+    def _afresh(self) -> bool:
+        """Whether samples and noise are other ones than those that the last checkpoint knows.
+
+        Steps can be repeated from a checkpoint that does, and from no earlier one.
+        """
+        return self._trainer.engine.session.outcomes.run != self._saved_run
 
     @property
     def _checkpoint_every(self) -> int:
@@ -279,13 +239,12 @@ class Fit:
         loss = trainer.criterion(output, target)
         loss.backward()
         sample = self._loader.current
-        assert sample is not None
+        if sample is None:
+            raise missing("sample")
         trainer._running.add_batch(loss, output, target, sample.weights, self._classifies)
         if not sample.is_last:
             return False
         trainer.optimizer.step()
-        if self._folder is not None:
-            self._folder.trail.follow(trainer.model, step=trainer.step + 1)
         if trainer.scheduler is not None:
             trainer.scheduler.step()
         if trainer.average is not None:
@@ -296,8 +255,6 @@ class Fit:
 
     def _end_epoch(self) -> None:
         trainer = self._trainer
-        if self._folder is not None:
-            self._folder.trail.flush()
         line: dict[str, Any] = {"epoch": trainer.epoch, "step": trainer.step}
         line |= whole_metrics(trainer._running, self._processes).read()
         if self._validation is not None:
@@ -317,9 +274,9 @@ class Fit:
 
     def _save(self) -> None:
         trainer, folder = self._trainer, self._folder
+        self._saved_run = trainer.engine.session.outcomes.run
         if folder is None:
             return
-        folder.trail.flush()
         ledger = trainer.engine.ledger.snapshot()
         trainer.engine.gather_optimizer_state()
         scheduler = trainer.scheduler

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from clipless import losses
+from clipless.distributed._sharded import reshard
 from clipless.losses import Loss
-from clipless.privacy._distributed_sharded import reshard
 from clipless.training._data import pair
 
 _CLASSIFICATION = (

@@ -14,18 +14,17 @@ from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from clipless.errors import PrivacyError
-from clipless.privacy._checksum import checksum
-from clipless.privacy._distributed import Processes
-from clipless.privacy._distributed_sharded import (
+from clipless.common._arguments import missing
+from clipless.distributed._processes import Processes
+from clipless.distributed._sharded import (
     is_sharded,
     noise_prefix,
     whole_optimizer_state,
 )
+from clipless.errors import PrivacyError
 from clipless.training._metrics import RunningMetrics
 from clipless.training._run_folder import RunFolder, SavedRun
 from clipless.training._state import generator_states, restore_generators
-from clipless.training._trail import ReplayDivergedError, Trail
 
 
 def join_torchrun() -> torch.device | None:
@@ -74,7 +73,6 @@ class SharedFolder:
         self._folder: RunFolder | None = None
         self.ledger = Path(path) / "ledger.jsonl"
         processes.from_first(lambda: self._open(path, keep))
-        self.trail = SharedTrail(self._folder.trail if self._folder else None, processes)
 
     def _open(self, path: str | os.PathLike[str], keep: int) -> None:
         self._folder = RunFolder(path, keep=keep)
@@ -83,7 +81,8 @@ class SharedFolder:
         """Return the state to go on from, in all processes; see `RunFolder.saved`."""
 
         def read() -> SavedRun | None:
-            assert self._folder is not None
+            if self._folder is None:
+                raise missing("folder")
             return self._folder.saved(description, resume=resume)
 
         return self._processes.from_first(read)
@@ -109,41 +108,6 @@ class SharedFolder:
                 state, weights=weights, optimizer=optimizer, average=average, ledger=ledger,
                 step=step,
             )  # fmt: skip
-
-
-class SharedTrail:
-    """The trail of a run (see `Trail`): process 0 keeps it, and all compare with it.
-
-    Weights are the same everywhere, so that all processes find the same difference at once.
-    """
-
-    def __init__(self, trail: Trail | None, processes: Processes) -> None:
-        self._trail, self._processes = trail, processes
-        self._expected: dict[int, int] = {}
-
-    def begin(self, run: str, *, step: int) -> None:
-        """Follow what `run` has left behind after `step`, and go on from there."""
-
-        def read() -> dict[int, int]:
-            assert self._trail is not None
-            self._trail.begin(run, step=step)
-            return self._trail.expected
-
-        self._expected = self._processes.from_first(read)
-
-    def follow(self, model: nn.Module, *, step: int) -> None:
-        """Note the weights after `step`, or compare them with what they were."""
-        if self._trail is not None:
-            self._trail.follow(model, step=step)
-            return
-        value = checksum(model)  # which takes all processes, if the model is sharded
-        if step in self._expected and int(value) != self._expected[step]:
-            raise ReplayDivergedError(f"step {step} did not come out as it did before")
-
-    def flush(self) -> None:
-        """Write down all steps so far."""
-        if self._trail is not None:
-            self._trail.flush()
 
 
 def open_folder(

@@ -65,7 +65,7 @@ class ProgressBar:
                 TextColumn("training"),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[numbers]}"),
+                TextColumn("{task.fields[numbers]}", markup=False),
                 TimeRemainingColumn(),
                 console=console,
             )

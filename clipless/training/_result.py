@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from clipless.privacy._report import private_words
+
 Stopped = Literal["finished", "budget", "interrupted", "failed"]
 
 
@@ -32,7 +34,7 @@ class FitResult:
     def __str__(self) -> str:
         text = (
             f"{self.stopped} after {self.steps} steps in {self.seconds:.1f} s: "
-            f"({self.epsilon:.4g}, {self.delta:g})-differentially private"
+            f"{private_words(self.epsilon, self.delta)}"
         )
         for title, numbers in (("last", self.metrics), ("averaged", self.averaged_metrics)):
             if numbers:

@@ -1,9 +1,8 @@
-"""The folder of a run: what it belongs to, its ledger, checkpoints and trail.
+"""The folder of a run: what it belongs to, its ledger and its checkpoints.
 
 plan.json        the plan and what else the run rests on, to be read
 ledger.jsonl     what has been spent: the truth
 checkpoints/     the last states to go on from. Secret: they determine samples and noise.
-trail.jsonl      checksums of the weights that may have been seen since
 metrics.jsonl    loss and accuracy on the private data, which the guarantee does not cover
 """
 
@@ -17,14 +16,15 @@ from typing import Any
 
 import numpy
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
+from clipless.common._malformed import MALFORMED, reason
 from clipless.errors import PrivacyError
-from clipless.privacy._ledger_file import read_ledger
+from clipless.ledger import read_ledger
 from clipless.training._averaging import WeightAverage
 from clipless.training._checkpoint import CheckpointStore, replace_file
 from clipless.training._state import from_files, to_bytes, to_files
-from clipless.training._trail import Trail
 
 
 class RunFolder:
@@ -35,7 +35,6 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self.ledger = self.path / "ledger.jsonl"
         self.checkpoints = CheckpointStore(self.path / "checkpoints", keep=keep)
-        self.trail = Trail(self.path / "trail.jsonl")
 
     def saved(self, description: Mapping[str, Any], *, resume: bool) -> SavedRun | None:
         """Return the state to go on from, or None for a new run; refuse what is another's."""
@@ -52,8 +51,16 @@ class RunFolder:
                     "read. It cannot be continued; what it has spent stays spent."
                 )
             return None
-        saved = SavedRun(files)
-        _require_same(saved.state["description"], description, self.path)
+        try:
+            saved = SavedRun(files)
+            then = dict(saved.state["description"])
+        except (*MALFORMED, SafetensorError) as error:
+            raise PrivacyError(
+                f"the newest checkpoint in {self.path / 'checkpoints'} is whole, but not what this "
+                f"clipless writes: {reason(error)}. Resume with the clipless that wrote it; what "
+                "the run has spent stays spent."
+            ) from error
+        _require_same(then, description, self.path)
         return saved
 
     def begin(self, description: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
@@ -84,7 +91,6 @@ class RunFolder:
         if average is not None:
             files["average.safetensors"] = to_bytes(average)
         self.checkpoints.save(files, step=step)
-        self.trail.forget(before=self.checkpoints.oldest_step())
 
 
 class SavedRun:

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data import DataLoader
 
+from clipless.accounting import AccountantName, Sampling
 from clipless.bounds import clip_products
 from clipless.bounds._sensitivity import Shape
+from clipless.common._arguments import missing
+from clipless.distributed._processes import rank_and_size
+from clipless.distributed._sharded import reshard, whole
 from clipless.losses import Loss
 from clipless.privacy import Ledger, PrivacyEngine, PrivacyReport, PrivateLoader, Relation
 from clipless.privacy._choices import SamplingName, example_shape
-from clipless.privacy._distributed import rank_and_size
-from clipless.privacy._distributed_sharded import reshard, whole
-from clipless.privacy._history import Accountant
-from clipless.privacy._mechanism import Sampling
 from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._precision import Precision
-from clipless.privacy._views import Augment
+from clipless.privacy.sampling._views import Augment
 from clipless.training._averaging import WeightAverage
 from clipless.training._callbacks import Callback
 from clipless.training._data import evaluation_batches, inputs_of, training_loader
@@ -64,7 +64,7 @@ class Trainer:
         model: a model that `clipless.sensitivity` accepts. It is trained in place.
         criterion: a loss of `clipless.losses`.
         target_epsilon: the budget, at `target_delta`: the least noise is found that keeps it.
-        target_delta: by default the largest power of ten below 1/N.
+        target_delta: by default 0.1/N, rounded down.
         noise_multiplier: train with this noise; with `target_epsilon`, until that is reached.
         batch_size: how many examples are in a batch, on average. Left out for a `DataLoader`.
         epochs, steps: how long to train, one of the two.
@@ -80,16 +80,15 @@ class Trainer:
             their gradients are averaged, at no cost in privacy.
         noise, noise_coefficients, sampling, relation, micro_batch_size, pad, input_shape,
             precision, compile: see `PrivacyEngine.make_private`, also on `augment` and `views`.
-        accountant: `"pld"` or `"rdp"`.
+        accountant: `"pld"`, `"rdp"` or `"filter"`: see `PrivacyEngine`.
         run_dir: the folder of the run: plan, ledger, checkpoints, metrics.
         ledger: goes on with this one, in which other releases from the same data are already
             counted; without `run_dir` only, which has its own.
         resume: go on with a run that is in `run_dir`; `False` refuses to.
         checkpoint_every: steps between checkpoints; by default one for every epoch.
         keep_checkpoints: how many are kept.
-        seed: makes sampling and noise reproducible, for experiments; the report then says so.
-            Initial weights and dropout follow `torch.manual_seed`. A resumed run keeps the
-            randomness that it began with.
+        insecure_seed: for tests: makes sampling and noise reproducible. Such a run is not private,
+            and has no epsilon. Initial weights and dropout follow `torch.manual_seed`.
         device: where to train; by default where the model is, or under `torchrun` the GPU of
             this process.
         callbacks: see `Callback`. With several processes they are called in process 0, unless
@@ -136,13 +135,13 @@ class Trainer:
         input_shape: Shape | None = None,
         precision: Precision = "float32",
         compile: bool | str = False,
-        accountant: Accountant = "pld",
+        accountant: AccountantName = "pld",
         run_dir: str | os.PathLike[str] | None = None,
         ledger: Ledger | None = None,
         resume: bool = True,
         checkpoint_every: int | None = None,
         keep_checkpoints: int = 2,
-        seed: int | None = None,
+        insecure_seed: int | None = None,
         device: torch.device | str | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool | None = None,
@@ -168,7 +167,8 @@ class Trainer:
         self.average: WeightAverage | None = None
         self.callbacks = tuple(callbacks)
         self.run_dir = None if run_dir is None else Path(run_dir)
-        self.engine = PrivacyEngine(ledger=ledger, accountant=accountant, seed=seed)
+        self._accountant, self._insecure_seed = accountant, insecure_seed
+        self.engine = self._new_engine(ledger)
         self.step = 0
         """How many steps the run has taken."""
         self.steps = 0
@@ -182,7 +182,6 @@ class Trainer:
         self._make_scheduler, self._make_average = scheduler, average
         self._micro_batch_size, self._resume, self._progress = micro_batch_size, resume, progress
         self._checkpoint_every, self._keep_checkpoints = checkpoint_every, keep_checkpoints
-        self._accountant, self._seed = accountant, seed
         self._options: dict[str, Any] = {
             "target_delta": target_delta,
             "noise": noise,
@@ -233,7 +232,8 @@ class Trainer:
         private data is not covered by the guarantee.
         """
         if self._averaged(averaged):
-            assert self.average is not None
+            if self.average is None:
+                raise missing("average")
             with self.average.applied():
                 return self.evaluate(data, averaged=False)
         return evaluate(self.model, self.criterion, evaluation_batches(data), self.device)
@@ -242,7 +242,8 @@ class Trainer:
     def predict(self, data: Any, *, averaged: bool | None = None) -> Tensor:
         """Return the model's outputs for a tensor, a `Dataset` or a `DataLoader`, on the CPU."""
         if self._averaged(averaged):
-            assert self.average is not None
+            if self.average is None:
+                raise missing("average")
             with self.average.applied():
                 return self.predict(data, averaged=False)
         training = self.model.training
@@ -280,7 +281,7 @@ class Trainer:
     def _reset(self, ledger: Path | None) -> None:
         """Begin anew, with the weights as they are. A ledger in memory is kept."""
         if ledger is not None:
-            self.engine = PrivacyEngine(ledger=ledger, accountant=self._accountant, seed=self._seed)
+            self.engine = self._new_engine(ledger)
         self.step, self.history, self._running = 0, [], self._no_metrics()
         self.resumed_from = None
         self.optimizer.load_state_dict(copy.deepcopy(self._optimizer_at_first))
@@ -290,6 +291,11 @@ class Trainer:
             self.average = make(self.model)
         elif make is not None:
             self.average = WeightAverage(self.model, decay=make)
+
+    def _new_engine(self, ledger: Ledger | Path | None) -> PrivacyEngine:
+        return PrivacyEngine(
+            ledger=ledger, accountant=self._accountant, insecure_seed=self._insecure_seed
+        )
 
     def _make_private(
         self, data: DataLoader[Any], state: Mapping[str, Any] | None, replay: bool
@@ -313,7 +319,8 @@ class Trainer:
                 noise_multiplier=self._noise_multiplier, **options,
             )  # fmt: skip
         planned = self.engine.plan.steps
-        assert planned is not None
+        if planned is None:
+            raise missing("planned")
         self.steps, self.steps_per_epoch = planned, loader.steps_per_epoch
         make = self._make_scheduler
         if make == "cosine":

@@ -25,7 +25,21 @@ class HalvedNoise(Trainer):
     def _make_private(self, *arguments):
         loader = super()._make_private(*arguments)
         session = self.engine.session
-        session._deviations = [deviation / 2 for deviation in session._deviations]
+        vars(session.plan)["releases"] = [
+            query._replace(deviation=query.deviation / 2) for query in session.plan.releases
+        ]
+        return loader
+
+
+class NotEnforced(Trainer):
+    """Lets gradients be what the layers make them, whatever their bounds are."""
+
+    def _make_private(self, *arguments):
+        loader = super()._make_private(*arguments)
+        session = self.engine.session
+        session.trial._next = float("inf")
+        for call in session.enforcement._calls:
+            call._uses = tuple(dict.fromkeys(each, float("inf")) for each in call._uses)
         return loader
 
 
@@ -89,7 +103,7 @@ def table_trainer(
         return kind(
             model,
             losses.KantorovichRubinstein(),
-            noise_multiplier=noise, steps=steps, seed=next(seeds), sampling=sampling,
+            noise_multiplier=noise, steps=steps, insecure_seed=next(seeds), sampling=sampling,
             batch_size=batch_size, optimizer=lambda p: torch.optim.SGD(p, lr=lr),
             scheduler=None, average=None, target_delta=1e-5, **options,
         )  # fmt: skip

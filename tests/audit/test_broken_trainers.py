@@ -15,11 +15,13 @@ from tests.audit.broken import (
     Amplify,
     FakedSampling,
     HalvedNoise,
+    NotEnforced,
     background,
     table_trainer,
     tokens,
     wrong_rule,
 )
+from tests.audit.nominal import nominal_epsilons  # noqa: F401
 
 CANARIES = 50_000
 GUESSES = (500, 500)  # from a simulation of Gaussian scores, not from these runs
@@ -59,19 +61,25 @@ def test_faked_sampling_is_exposed(seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_wrong_bound_is_exposed(seed):
-    """The sensitivity of the table is four times what the rule of a later layer makes it."""
+    """The sensitivity of the table is four times what the rule of a later layer makes it.
+
+    Where bounds are enforced, a rule that is wrong contradicts nothing.
+    """
+    options = {"extra": (Amplify(),), "canaries": 20_000, "guesses": (200, 200), **FULL_BATCH}
     with wrong_rule():
-        broken = one_run(
-            seed, extra=(Amplify(),), canaries=20_000, guesses=(200, 200), **FULL_BATCH
-        )
+        broken = one_run(seed, kind=NotEnforced, **options)
+        correct = one_run(seed, **options)
     assert broken.exposed
     assert broken.lower_bound > 1.3 * broken.claimed_epsilon
+    assert not correct.exposed
 
 
 def test_the_default_guesses_expose_the_large_ones_too():
     """Nobody has to choose numbers of guesses to find a bound that is wrong by a factor of 4."""
     with wrong_rule():
-        wrong = one_run(0, extra=(Amplify(),), guesses=None, canaries=5_000, **FULL_BATCH)
+        wrong = one_run(
+            0, kind=NotEnforced, extra=(Amplify(),), guesses=None, canaries=5_000, **FULL_BATCH
+        )
     faked = one_run(0, kind=FakedSampling, guesses=None, canaries=20_000, **POISSON)
     assert wrong.exposed
     assert faked.exposed

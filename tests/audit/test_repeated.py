@@ -11,6 +11,7 @@ from scipy import optimize, stats
 from clipless.audit import audit_repeated_training, distinguishing_audit
 from clipless.errors import PrivacyError
 from tests.audit.broken import background, table_trainer, tokens
+from tests.audit.nominal import nominal_epsilons  # noqa: F401
 
 
 def gaussian_epsilon(shift, delta):

@@ -19,6 +19,7 @@ from clipless.audit import (
 from clipless.errors import PrivacyError
 from clipless.training import Trainer
 from tests.audit.broken import background, table_trainer, tokens
+from tests.audit.nominal import nominal_epsilons  # noqa: F401
 from tests.privacy.runs import SHAPES, Run, cnn, examples, mlp
 
 
@@ -180,7 +181,7 @@ def test_the_relation_decides_about_stand_ins():
 def test_a_resumed_run_is_refused(tmp_path):
     def make(size):
         return Trainer(
-            mlp(), losses.CrossEntropy(), noise_multiplier=1.0, steps=4, batch_size=20, seed=0,
+            mlp(), losses.CrossEntropy(), noise_multiplier=1.0, steps=4, batch_size=20,
             run_dir=tmp_path,
         )  # fmt: skip
 

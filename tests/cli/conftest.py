@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from clipless.sklearn import _fits
 from tests.cli.shell import shell
 
 FLAGS = (
@@ -18,6 +19,12 @@ FLAGS = (
     "--seed",
     "1",
 )
+
+
+@pytest.fixture(autouse=True)
+def first_fit(monkeypatch):
+    """Commands run in a process of their own, where no fit came before theirs."""
+    monkeypatch.setattr(_fits, "_fits", _fits._Fits())
 
 
 @pytest.fixture(scope="session")

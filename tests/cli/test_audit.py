@@ -14,7 +14,7 @@ def test_a_correct_run_is_not_exposed(run, tmp_path):
     said = outcome.json
     assert said["exposed"] == []
     membership = said["membership"]
-    assert (membership["members"], membership["non_members"]) == (1437, 360)
+    assert (membership["members"], membership["non_members"]) == (1434, 363)
     assert all(each["advantage"]["low"] < 0.2 for each in membership["attacks"])
     assert 0.9 < membership["advantage_limit"] < 1
     assert all(0.3 < ratio <= 1 + 1e-6 for ratio in said["bounds"]["ratios"].values())
@@ -72,7 +72,9 @@ def test_training_without_noise_is_exit_code_1(tmp_path, monkeypatch):
     def without_noise(self, *given):
         loader = right(self, *given)
         session = self.engine.session
-        session._deviations = [deviation / 1e6 for deviation in session._deviations]
+        vars(session.plan)["releases"] = [
+            query._replace(deviation=query.deviation / 1e6) for query in session.plan.releases
+        ]
         return loader
 
     monkeypatch.setattr(Trainer, "_make_private", without_noise)
@@ -82,12 +84,42 @@ def test_training_without_noise_is_exit_code_1(tmp_path, monkeypatch):
     assert "canaries contradict" in outcome.err
 
 
+def test_replay(run):
+    flags = ("--examples", "50", "--no-bounds", "--replay", "3", "--replay-steps", "2")
+    outcome = here("audit", run, *flags, "--json")
+    assert outcome.code == 0, outcome.err
+    replays = outcome.json["replay"]
+    assert len(replays) == 9
+    assert {"record 0 emptied", "record 255 emptied"} < set(replays)
+    assert all(each["passed"] and each["releases"] for each in replays.values())
+    moved = [max(each["ratios"].values()) for each in replays.values()]
+    assert 0.1 < max(moved) <= 1
+    shorter = here("audit", run, "--examples", "50", "--no-bounds", "--replay", "1")
+    assert "largest move" in shorter.out
+
+
+def test_a_sensitivity_that_is_understated_is_exit_code_1(run, monkeypatch):
+    from clipless.privacy import Plan
+
+    right = Plan.releases.func
+    smaller = property(
+        lambda plan: [q._replace(sensitivity=q.sensitivity / 50) for q in right(plan)]
+    )
+    monkeypatch.setattr(Plan, "releases", smaller)
+    flags = ("--examples", "50", "--no-bounds", "--replay", "1", "--replay-steps", "40", "--json")
+    outcome = here("audit", run, *flags)
+    assert outcome.code == 1, outcome.err
+    assert "times what is declared" in outcome.err
+    assert "record 0 emptied" in outcome.err
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (("--confidence", "2"), ("--confidence",)),
         (("--examples", "3"), ("--examples",)),
         (("--canaries", "1"), ("--canaries",)),
+        (("--replay", "0"), ("--replay",)),
     ],
 )
 def test_bad_input(run, flags, words):

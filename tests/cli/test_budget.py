@@ -19,10 +19,10 @@ def test_noise_for_epsilon(tmp_path):
     said = outcome.json
     assert said["asked_for"] == "noise_multiplier"
     assert 2.95 < said["epsilon"] <= 3.0
-    assert said["delta"] == 1e-5
+    assert said["delta"] == 1e-6
     sampling = privacy.PoissonSampling(dataset_size=60_000, rate=0.01)
     mechanism = privacy.Mechanism(noise_multiplier=said["noise_multiplier"], sampling=sampling)
-    assert said["epsilon"] == privacy.epsilon([(mechanism, 500)], 1e-5)
+    assert said["epsilon"] == privacy.epsilon([(mechanism, 500)], 1e-6)
     curve = [(each["steps"], each["epsilon"]) for each in said["curve"]]
     assert curve[-1] == (500, said["epsilon"])
     assert curve == sorted(curve)
@@ -45,7 +45,7 @@ def test_fixed_size_and_full_batch_have_their_own_accounting():
     full = here("budget", *flags, "--sampling", "full_batch").json
     assert fixed["relation"] == "replace_one"
     assert full["sampling"]["kind"] == "full_batch"
-    assert full["relation"] == "add_remove"
+    assert full["relation"] == "zero_out"
 
 
 def test_people_are_told_what_it_means():
@@ -75,6 +75,7 @@ def test_of_a_run(run):
         (("--epsilon", "-3", "--steps", "5", *SIZE), 2, ("above 0",)),
         (("--epsilon", "3", "--steps", "0", *SIZE), 2, ("at least one step",)),
         (("--epsilon", "3", "--steps", "5", "--delta", "2", *SIZE), 2, ("delta",)),
+        (("--epsilon", "3", "--steps", "5", "--delta", "1e-4", *SIZE), 6, ("at least 1/N",)),
         (("--epsilon", "3", "--steps", "5", "--sampling", "shuffle", *SIZE), 2, ("shuffle",)),
         (("--epsilon", "0.01", "--noise-multiplier", "0.3", *SIZE), 4, ("not even one step",)),
     ],

@@ -73,7 +73,7 @@ def test_a_changed_run_is_refused(run):
         ("plan.json", '"gradient_bound": 0.', '"gradient_bound": 1.', ("other bounds",)),
         ("plan.json", "{", "", ("plan.json", "cannot be read")),
         ("result.json", '"format"', '"form"', ("result.json", "damaged")),
-        ("data.json", '"size": 1437', '"size": 1436', ("train data", "1436 examples", "1437")),
+        ("data.json", '"size": 1434', '"size": 1433', ("train data", "1433 examples", "1434")),
     ],
 )
 def test_a_damaged_run_is_refused(run, name, before, after, words):

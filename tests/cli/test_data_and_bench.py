@@ -28,7 +28,7 @@ def test_list(yeast, tmp_path):
 
 def test_check(yeast, tmp_path):
     said = here("data", "check", "yeast", "--root", yeast, "--json").json
-    assert (said["train_size"], said["test_size"], said["verified"]) == (1187, 297, False)
+    assert (said["train_size"], said["test_size"], said["verified"]) == (1190, 294, False)
     assert here("data", "fetch", "yeast", "--root", yeast).code == 0  # it is there already
     assert refused(here("data", "check", "yeats", "--root", yeast), 2, "yeast")
     outcome = shell("data", "check", "mnist", "--root", yeast, cwd=tmp_path)
@@ -48,7 +48,7 @@ def test_fetch_without_a_network(tmp_path, monkeypatch):
 
 def test_check_the_data_of_a_run(run):
     assert here("data", "check", run, "--json").json["same"] is True
-    text = (run / "data.json").read_text().replace('"sha256": "', '"sha256": "0', 1)
+    text = (run / "data.json").read_text().replace('"hmac_sha256": "', '"hmac_sha256": "0', 1)
     (run / "data.json").write_text(text)
     assert refused(here("data", "check", run), 5, "of other contents")
 

@@ -15,8 +15,19 @@ def test_the_page_is_built_again(run, tmp_path):
     assert 2.9 < said["epsilon"] <= 3.0
     assert said["failed_checks"] == []
     assert "<html" in (run / "report.html").read_text()
-    report = json.loads((run / "report.json").read_text())
+    assert said["html"].endswith("report.html")
+    assert said["private_html"].endswith("report-private.html")
+    report = json.loads((run / "report-private.json").read_text())
     assert report["robustness"]["certified"][0]["examples"] == 20
+    assert "robustness" not in json.loads((run / "report.json").read_text())
+
+
+def test_the_public_page_is_named_unless_the_private_one_is_asked_for(run):
+    assert here("report", run).out.splitlines()[-1].endswith("report.html")
+    assert "report-private" not in here("report", run).out
+    asked = here("report", run, "--private").out.splitlines()[-1]
+    assert asked.endswith("report-private.html")
+    assert "not to be published" in asked
 
 
 def test_a_ledger_that_lost_lines_is_exit_code_1(run):

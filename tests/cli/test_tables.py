@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from clipless.data import split_rows
+from clipless.sklearn import load
 from tests.cli.shell import here, refused
 
 
@@ -35,7 +37,7 @@ def test_certify(table_run):
 def test_audit(table_run):
     outcome = here("audit", table_run, "--attack-steps", "5", "--json")
     assert outcome.code == 0, outcome.err
-    assert outcome.json["membership"]["members"] == 480
+    assert outcome.json["membership"]["members"] == len(split_rows(600)[0])
     assert refused(here("audit", table_run, "--canaries", "10"), 2, "tabular", "--canaries")
 
 
@@ -55,5 +57,31 @@ def test_bad_tables(tmp_path):
     path.write_text("a,answer\n" + "1,yes\n" * 40)
     flags = ("train", "--epsilon", "1", "--out", tmp_path / "run", "--data", path, "--target")
     assert refused(here(*flags, "anwser"), 3, "Did you mean 'answer'")
-    assert refused(here(*flags, "answer"), 2, "two classes")
+    assert refused(here(*flags, "answer"), 2, "too few", "classes=[...]")
     assert not (tmp_path / "run").exists()
+    path.write_text("a,answer\n" + "1,yes\n" * 400 + "1,no\n")
+    assert refused(here(*flags, "answer"), 2, "two classes", "yes")
+    assert (tmp_path / "run" / "ledger.jsonl").exists()  # which says what it cost to find out
+    named = ("--set", "data.classes=yes,no", "--set", "steps=5")
+    again = (*flags[:4], tmp_path / "named", *flags[5:], "answer", *named, "--no-report")
+    assert here(*again).code == 0
+
+
+def test_gaps_dates_rare_classes_and_odd_fields(tmp_path):
+    """A column is what most of its fields are; one that is not is a gap, and nobody hears of it."""
+    random = np.random.default_rng(0)
+    lines = ["age,job,since,active,answer"]
+    for k in range(800):
+        age = "" if k % 9 == 0 else str(random.integers(18, 90))
+        day = f"20{k % 20:02}-01-{1 + k % 28:02}"
+        lines.append(f"{age},{['baker', 'smith'][k % 2]},{day},{k % 3 == 0},{k % 2}")
+    lines[3] = "old,7,yesterday,maybe,a label of my own"
+    path = tmp_path / "people.csv"
+    path.write_text("\n".join(lines) + "\n")
+    flags = ("--data", path, "--target", "answer", "--epsilon", "4", "--set", "steps=5")
+    outcome = here("train", *flags, "--out", tmp_path / "run", "--no-report", "--json")
+    assert outcome.code == 0, outcome.err
+    estimator = load(tmp_path / "run" / "model.safetensors")
+    assert estimator._schema.kinds == ("number", "category", "number", "number")
+    assert estimator.classes_.tolist() == [0, 1]
+    assert "my own" not in outcome.out + outcome.err

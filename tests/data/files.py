@@ -8,10 +8,10 @@ import tarfile
 
 import numpy as np
 
-from clipless.data._contents import checksum
-from clipless.data._info import DatasetInfo, FileInfo
-from clipless.data._layout import Layout, Source
-from clipless.data._readers import (
+from clipless.data.sources._contents import checksum
+from clipless.data.sources._info import DatasetInfo, FileInfo
+from clipless.data.sources._layout import Layout, Source
+from clipless.data.sources._readers import (
     read_cifar_archive,
     read_cifar_binary,
     read_cifar_python,

@@ -50,7 +50,6 @@ TROUBLES = {
     "no rows": ("a,incom\n", "has columns, but no rows"),
     "target only": ("incom\n1\n", "no column besides the target"),
     "twice": ("incom,a,incom\n1,2,3\n", "has columns twice: incom"),
-    "ragged": ("a,incom\n1,2\n1,2,3,4\n", "not a readable text table"),
 }
 
 
@@ -89,3 +88,21 @@ def test_missing_libraries_are_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="tables need pandas"):
         read_table(tmp_path / "t.csv", target="income")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "row",
+    [b"1,2,3,4", b"1", b",,", b"\xff\xfe,b,no", b"1e99999999999999999999,b,no", b"\x00,\x1a,no"],
+    ids=repr,
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_one_row_holds_changes_no_other_row_and_is_never_spoken_of(tmp_path, row, place):
+    """No error and no warning: whether there is one would tell of that row."""
+    others = [b"41,baker,yes", b"27,,no"]
+    path = tmp_path / "people.csv"
+    path.write_bytes(b"\n".join([b"age,job,income", *others[:place], row, *others[place:]]) + b"\n")
+    features, target = read_table(path, target="income")
+    kept = [each for each in range(3) if each != place]
+    assert features.iloc[kept].to_numpy().tolist() == [[41, "baker"], [27, None]]
+    assert target.iloc[kept].tolist() == ["yes", "no"]

@@ -14,6 +14,7 @@ from tests.privacy.runs import cnn, examples
 
 SHAPE = (1, 4, 4)
 MESSAGE = 4 * 8
+DIGEST = 8  # of what all processes release together
 
 
 def ordinary_bytes():
@@ -65,12 +66,12 @@ def both(wrapper):
     return ordinary_bytes(), *private_bytes(wrapper)
 
 
-def test_a_step_sends_what_data_parallelism_sends_and_one_message():
+def test_a_step_sends_what_data_parallelism_sends_and_two_small_messages():
     for size, wrapper in ((2, "bare"), (2, "ddp"), (4, "ddp")):
         for ordinary, private, messages in together(both, size, wrapper):
             assert ordinary == 2 * (size - 1) * 4 * sum(p.numel() for p in cnn().parameters())
-            assert private == ordinary + 2 * (size - 1) * MESSAGE
-            assert messages == 1
+            assert private == ordinary + 2 * (size - 1) * (MESSAGE + DIGEST)
+            assert messages == 2
 
 
 def shares(wrapper):

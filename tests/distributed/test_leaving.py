@@ -4,8 +4,8 @@ import weakref
 
 import torch.distributed as dist
 
+from clipless.distributed._processes import Processes
 from clipless.errors import PrivacyError
-from clipless.privacy._distributed import Processes
 from tests.distributed.group import together
 from tests.distributed.runs import private_run
 from tests.privacy.runs import mlp

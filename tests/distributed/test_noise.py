@@ -18,7 +18,11 @@ EMPTY = PoissonSampling(dataset_size=100, rate=1e-7)  # no example is ever drawn
 def noise_of(make, wrapper, seed):
     """What this process adds to each parameter in every step, over its standard deviation."""
     run = private_run(
-        make, wrapper, sampling=EMPTY, noise_multiplier=1.0, engine=PrivacyEngine(seed=seed)
+        make,
+        wrapper,
+        sampling=EMPTY,
+        noise_multiplier=1.0,
+        engine=PrivacyEngine(insecure_seed=seed),
     )
     deviations = run.engine.plan.noise_deviations
     found = {}

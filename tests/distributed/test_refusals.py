@@ -1,6 +1,7 @@
 """Processes that are not in step with each other take no step at all."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -93,7 +94,8 @@ def skip_a_batch(run):
 
 
 def other_noise(run):
-    run.engine.set_noise_multiplier(2.0)
+    session = run.engine.session
+    session.plan = replace(session.plan, noise_multiplier=2.0)
 
 
 @pytest.mark.parametrize("fault", [skip_a_batch, other_noise])
@@ -129,7 +131,9 @@ def test_different_weights_are_noticed():
 
 def ledger_fails(folder):
     """Process 0 cannot write its third step; what do the others do?"""
-    run = private_run(mlp, engine=PrivacyEngine(ledger=folder / "ledger.jsonl", seed=0)).steps(2)
+    run = private_run(
+        mlp, engine=PrivacyEngine(ledger=folder / "ledger.jsonl", insecure_seed=0)
+    ).steps(2)
     before = final_weights(run)
     if dist.get_rank() == 0:
 
@@ -197,6 +201,31 @@ def sharded_otherwise():
             private_run(mlp, "fsdp")
 
 
+class UsedDirectly(torch.nn.Sequential):
+    """Uses a weight without calling its layer, once that is switched on."""
+
+    on = False
+
+    def forward(self, x):
+        out = super().forward(x)
+        return (
+            out + torch.nn.functional.linear(x, self[1].weight)[:, :3] if UsedDirectly.on else out
+        )
+
+
+def weights_used_directly():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    run = private_run(
+        mlp, model=fully_shard(UsedDirectly(*mlp()), mesh=init_device_mesh("cpu", (2,)))
+    )
+    run.step()
+    UsedDirectly.on = True
+    with pytest.raises(PrivacyError, match="in another way than by calling its layer"):
+        run.step()
+
+
 def loaders_and_optimizers():
     data = examples(100)
     sampling = PoissonSampling(dataset_size=100, rate=0.2)
@@ -228,7 +257,9 @@ def loaders_and_optimizers():
         run.optimizer.state_dict()
 
 
-@pytest.mark.parametrize("work", [foreign_wrapper, sharded_otherwise, loaders_and_optimizers])
+@pytest.mark.parametrize(
+    "work", [foreign_wrapper, sharded_otherwise, weights_used_directly, loaders_and_optimizers]
+)
 def test_what_would_average_or_mix_is_refused(work):
     together(work, 2)
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from clipless.data._channels import channel_query_noise, fit_channels, fit_covariance
-from clipless.data._custody import PrivateRows
 from clipless.images._model import decorrelation
 from clipless.privacy import Ledger, Relation
+from clipless.statistics import PrivateRows
+from clipless.statistics._channels import channel_query_noise, fit_channels, fit_covariance
 
 CHANNELS, SHAPE = 3, (3, 4, 4)
 NOTHING = torch.full(SHAPE, math.nan)  # a record that is not there
@@ -21,8 +21,8 @@ def fit(rows, noise_multiplier=5.0):
 
 
 def custody(x, seed=0):
-    ledger = Ledger.in_memory(dataset_size=len(x), relation=Relation.ADD_REMOVE)
-    return PrivateRows(x, ledger=ledger, seed=seed), ledger
+    ledger = Ledger.in_memory(dataset_size=len(x), relation=Relation.ZERO_OUT)
+    return PrivateRows(x, ledger=ledger, insecure_seed=seed), ledger
 
 
 def asked(x, monkeypatch, answers=None):

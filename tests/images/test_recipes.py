@@ -8,8 +8,7 @@ from clipless.images import image_recipes, run_recipe
 from clipless.images._recipes import image_config, rule_of
 from clipless.images._run import open_images, resolved_images, train_images_run
 from clipless.runs import ConfigError, RunConfig, RunData, recipe
-
-from .small import striped
+from tests.images.small import striped
 
 
 @pytest.mark.parametrize("name", image_recipes())

@@ -7,11 +7,12 @@ import torch
 
 import clipless
 from clipless import losses
+from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.images import ImageRule, build_network, train_images
-from clipless.privacy import Ledger, Relation
+from clipless.privacy import FullBatch, Ledger, Mechanism, Relation
 from clipless.robustness import attack_certificates, certified_accuracy
-
-from .small import striped
+from clipless.statistics import PrivateRows
+from tests.images.small import striped
 
 
 def quick(**changes):
@@ -22,8 +23,8 @@ def quick(**changes):
 @pytest.fixture(scope="module")
 def trained():
     x, y = striped(800, seed=0)
-    ledger = Ledger.in_memory(dataset_size=800, relation=Relation.ADD_REMOVE)
-    return train_images(x, y, classes=2, epsilon=8.0, rule=quick(), ledger=ledger, seed=0), ledger
+    ledger = Ledger.in_memory(dataset_size=800, relation=Relation.ZERO_OUT)
+    return train_images(x, y, classes=2, epsilon=8.0, rule=quick(), ledger=ledger), ledger
 
 
 def test_statistics_and_training_share_one_budget(trained):
@@ -76,9 +77,7 @@ def test_gradients_stay_below_the_bound(trained):
 
 def test_certificates_hold_in_pixels():
     x, y = striped(800, seed=0)
-    result = train_images(
-        x, y, classes=2, epsilon=20.0, rule=quick(certified=True, mirror=True), seed=0
-    )
+    result = train_images(x, y, classes=2, epsilon=20.0, rule=quick(certified=True, mirror=True))
     test, labels = striped(100, seed=1)
     found = certified_accuracy(result.model, test, labels, radii=(0.0, 2 / 255))
     report = clipless.sensitivity(result.model, loss=losses.CrossEntropy(), input_shape=(1, 8, 8))
@@ -90,13 +89,29 @@ def test_certificates_hold_in_pixels():
     )
 
 
-def test_a_seed_repeats_a_run():
+def test_no_two_runs_have_the_same_noise():
     x, y = striped(200, seed=0)
     rule = dataclasses.replace(quick(), steps=5)
-    one, two = (
-        train_images(x, y, classes=2, epsilon=8.0, rule=rule, seed=3).model for _ in range(2)
+    one, two = (train_images(x, y, classes=2, epsilon=8.0, rule=rule).model for _ in range(2))
+    means = [each.get_submodule("standardize").state_dict() for each in (one, two)]
+    assert all((means[0][name] != means[1][name]).any() for name in means[0])
+    assert not torch.equal(one.get_submodule("head").weight, two.get_submodule("head").weight)
+
+
+def test_images_of_unknown_labels_contribute_nothing(monkeypatch):
+    x, y = striped(200, seed=0)
+    y[3], y[4] = 1000, -1
+    handed = []
+    hand_over = PrivateRows.hand_over
+    monkeypatch.setattr(
+        PrivateRows, "hand_over", lambda rows: handed.append(hand_over(rows)) or handed[0]
     )
-    assert torch.equal(one.get_submodule("head").weight, two.get_submodule("head").weight)
+    rule = dataclasses.replace(quick(), steps=2)
+    train_images(x, y, classes=2, epsilon=8.0, rule=rule)
+    features, labels = handed[0].tensors
+    assert (features[3:5] == 0).all()
+    assert (labels[3:5] == 0).all()
+    assert torch.equal(labels[5:], y[5:])
 
 
 def test_wrong_shapes_are_refused():
@@ -109,3 +124,21 @@ def test_rule_is_public_and_certified_rule_has_a_constant():
     network = build_network(rule, input_shape=(3, 8, 8), classes=10)
     report = clipless.sensitivity(network, loss=losses.CrossEntropy(), input_shape=(3, 8, 8))
     assert report.lipschitz <= 1.00001
+
+
+def test_a_budget_without_room_for_training_is_refused_before_the_first_query():
+    """A shared ledger that is nearly spent: nothing is asked of the images, nothing is spent."""
+    x, y = striped(800, seed=0)
+    ledger = Ledger.in_memory(dataset_size=800, relation=Relation.ZERO_OUT)
+    sampling = FullBatch(dataset_size=800)
+    ledger.record(Mechanism(noise_multiplier=4.0, sampling=sampling), label="an earlier model")
+    spent = clipless.privacy.epsilon(ledger.history(), 1e-4)
+    for epsilon in (0.5 * spent, 1.0001 * spent):
+        with pytest.raises(BudgetExhaustedError, match=r"spent"):
+            train_images(x, y, classes=2, epsilon=epsilon, rule=quick(), ledger=ledger)
+        assert ledger.releases == 1
+    with pytest.raises(PrivacyError, match="1/N"):
+        train_images(x, y, classes=2, epsilon=8.0, delta=1 / 800, rule=quick(), ledger=ledger)
+    assert ledger.releases == 1
+    train_images(x, y, classes=2, epsilon=spent + 1, rule=quick(), ledger=ledger)
+    assert clipless.privacy.epsilon(ledger.history(), 1e-4) <= spent + 1

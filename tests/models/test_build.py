@@ -105,7 +105,6 @@ def test_a_few_private_steps_lower_the_loss(name):
         optimizer=lambda parameters: LayerAdam(parameters, lr=0.02),
         average=None,
         accountant="rdp",
-        seed=0,
         progress=False,
     )
     before = trainer.evaluate(data)["loss"]
@@ -120,7 +119,7 @@ def test_one_output_trains_as_binary_logit():
     y = (x[:, 0] > 0).float()
     trainer = Trainer(
         model, losses.BinaryCrossEntropy(tau=20.0), noise_multiplier=0.1, target_delta=1e-4,
-        sampling="full_batch", batch_size=200, steps=20, accountant="rdp", seed=0, progress=False,
+        sampling="full_batch", batch_size=200, steps=20, accountant="rdp", progress=False,
     )  # fmt: skip
     trainer.fit((x, y))
     assert ((trainer.predict(x)[:, 0] > 0) == (y > 0)).float().mean() > 0.85

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from clipless import nn as lip
+from clipless.bounds import sensitivity
+from clipless.errors import UnsupportedOperationError
 from tests.nn.operators import jacobian_norm, norm_of
 
 AVERAGE = {1: lip.ScaledAvgPool1d, 2: lip.ScaledAvgPool2d}
@@ -145,6 +147,25 @@ def test_naive_average_without_counted_padding_reaches_twice_its_row():
 def test_constructor_errors_name_the_argument(layer, arguments, message):
     with pytest.raises(ValueError, match=message):
         layer(*arguments)
+
+
+@pytest.mark.parametrize(("axes", "layer"), [*AVERAGE.items(), *EUCLIDEAN.items()])
+@pytest.mark.parametrize("stride", [None, 1, 2])
+def test_windows_larger_than_the_image_are_refused_with_the_shapes(axes, layer, stride):
+    pool = layer(3, stride)
+    for size in [(2,) * axes, (1,) + (5,) * (axes - 1), (0,) * axes, (5,) * (axes - 1)]:
+        with pytest.raises(ValueError, match="smaller kernel_size") as caught:
+            pool(torch.ones(2, 3, *size))
+        assert str((2, 3, *size)) in str(caught.value)
+        assert layer.__name__ in str(caught.value)
+    padded = layer(3, stride, padding=1)(torch.ones(2, 3, *(1,) * axes))
+    assert padded.shape == (2, 3, *(1,) * axes)
+
+
+def test_a_model_with_such_a_window_is_refused_by_its_path():
+    model = torch.nn.Sequential(lip.BoundedInput(1.0), lip.ScaledL2NormPool2d(3))
+    with pytest.raises(UnsupportedOperationError, match=r"^1: .*smaller kernel_size"):
+        sensitivity(model, loss=1.0, input_shape=(1, 2, 2))
 
 
 def test_no_parameters_and_printed_form():

@@ -6,6 +6,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
+from clipless.privacy import Ledger, Relation, RenyiFilter
 
 
 def mlp(classes=3):
@@ -48,6 +49,13 @@ def examples(count, shape=(6,), classes=3, seed=0):
     return x, y
 
 
+def filtered_engine(size=100, epsilon=60.0, order=3.0):
+    """An engine whose noise may be changed after a release; the budget is a large one."""
+    declared = RenyiFilter(epsilon=epsilon, delta=1e-4, order=order)
+    ledger = Ledger.in_memory(dataset_size=size, relation=Relation.ZERO_OUT, filter=declared)
+    return PrivacyEngine(ledger=ledger)
+
+
 class Run:
     """Everything of one private run, with an ordinary training loop."""
 
@@ -58,7 +66,7 @@ class Run:
         self.model = mlp() if model is None else model
         data = examples(100) if data is None else data
         self.criterion = losses.CrossEntropy() if criterion is None else criterion
-        self.engine = PrivacyEngine(seed=0) if engine is None else engine
+        self.engine = PrivacyEngine(insecure_seed=0) if engine is None else engine
         optimizer = optimizer or torch.optim.SGD(
             [p for p in self.model.parameters() if p.requires_grad], lr=lr
         )

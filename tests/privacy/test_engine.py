@@ -1,6 +1,7 @@
 """The engine end to end: the guarantee it states, and that it stays out of the way."""
 
 import copy
+import functools
 import json
 import math
 import pickle
@@ -16,7 +17,7 @@ from clipless import nn as lip
 from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.privacy import PoissonSampling, PrivateLoader
 from clipless.privacy import epsilon as account
-from tests.privacy.runs import Run, cnn, examples, mlp, residual
+from tests.privacy.runs import Run, cnn, examples, filtered_engine, mlp, residual
 
 
 def test_the_listing_of_the_readme_works(tmp_path):
@@ -60,6 +61,8 @@ def test_without_noise_and_projection_it_is_plain_training_bit_for_bit(build):
     data = examples(200, shape)
     torch.manual_seed(1)
     private_model = build()
+    # The bias of a convolution is summed over positions first, and over examples then.
+    agree = functools.partial(torch.allclose, rtol=1e-3, atol=1e-5) if build is cnn else torch.equal
     plain_model = copy.deepcopy(private_model)
     run = Run(
         private_model, data, losses.CrossEntropy(tau=3.0), batch_size=32, noise_multiplier=0.0,
@@ -77,9 +80,9 @@ def test_without_noise_and_projection_it_is_plain_training_bit_for_bit(build):
         plain_loss = criterion(plain_model(x), y).sum() / 32.0
         plain_loss.backward()
         plain.step()
-        assert loss.equal(plain_loss)
+        assert agree(loss, plain_loss)
     for one, other in zip(run.model.parameters(), plain_model.parameters(), strict=True):
-        assert one.equal(other)
+        assert agree(one, other)
     assert run.engine.get_epsilon() == math.inf
 
 
@@ -104,7 +107,7 @@ def test_noise_on_the_parameters_is_what_the_plan_says():
 
 
 def empty_sample(step):
-    from clipless.privacy._batches import StepSample
+    from clipless.privacy.sampling._batches import StepSample
 
     return StepSample(
         step=step, indices=torch.zeros(0, dtype=torch.long), rows=0, weights=None, micro_batch=0,
@@ -132,14 +135,14 @@ def test_weights_stay_in_their_sets():
 
 
 def test_epsilon_is_that_of_the_steps_taken():
-    run = Run(noise_multiplier=1.5, batch_size=10).steps(7)
+    run = Run(engine=PrivacyEngine(), noise_multiplier=1.5, batch_size=10).steps(7)
     expected = account([(run.engine.plan.mechanism, 7)], 1e-4)
     assert run.engine.get_epsilon(1e-4) == expected
     assert run.engine.report().releases == 7
 
 
 def test_scheduled_noise_is_accounted_level_by_level():
-    run = Run(noise_multiplier=1.0, batch_size=10).steps(3)
+    run = Run(noise_multiplier=1.0, batch_size=10, engine=filtered_engine()).steps(3)
     first = run.engine.plan.mechanism
     run.engine.set_noise_multiplier(2.0)
     deviations = run.engine.plan.noise_deviations
@@ -176,10 +179,10 @@ def test_clipping_thresholds_are_per_example():
 
 def test_ledger_on_disk_goes_on_in_the_next_run(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    run = Run(engine=PrivacyEngine(ledger=path, seed=0), batch_size=10).steps(5)
+    run = Run(engine=PrivacyEngine(ledger=path), batch_size=10).steps(5)
     spent = run.engine.get_epsilon()
     run.engine.ledger.close()
-    again = Run(engine=PrivacyEngine(ledger=path, seed=1), batch_size=10)
+    again = Run(engine=PrivacyEngine(ledger=path), batch_size=10)
     assert again.engine.get_epsilon() == spent
     again.steps(1)
     assert again.engine.get_epsilon() > spent
@@ -187,7 +190,7 @@ def test_ledger_on_disk_goes_on_in_the_next_run(tmp_path):
 
 
 def test_a_second_make_private_never_resets_epsilon():
-    engine = PrivacyEngine(seed=0)
+    engine = PrivacyEngine()
     first = Run(engine=engine, batch_size=10).steps(5)
     spent = engine.get_epsilon()
     second = Run(engine=engine, batch_size=10)
@@ -199,7 +202,7 @@ def test_a_second_make_private_never_resets_epsilon():
 
 
 def test_budget_counts_what_was_spent_before():
-    engine = PrivacyEngine(seed=0)
+    engine = PrivacyEngine()
     Run(engine=engine, batch_size=10, noise_multiplier=3.0).steps(5)
     run = Run(engine=engine, batch_size=10, target_epsilon=2.0, epochs=1)
     assert run.engine.plan.steps == 10
@@ -328,7 +331,7 @@ class Indexed(Dataset):
 def test_map_style_datasets_with_workers():
     model = mlp()
     criterion = losses.CrossEntropy()
-    engine = PrivacyEngine(seed=0)
+    engine = PrivacyEngine(insecure_seed=0)
     model, optimizer, loader = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
@@ -346,7 +349,7 @@ def test_map_style_datasets_with_workers():
 def test_a_private_loader_can_be_given():
     model, criterion = mlp(), losses.CrossEntropy()
     loader = PrivateLoader(
-        examples(100), sampling=PoissonSampling(dataset_size=100, rate=0.3), seed=1
+        examples(100), sampling=PoissonSampling(dataset_size=100, rate=0.3), insecure_seed=1
     )
     engine = PrivacyEngine()
     _, _, same = engine.make_private(
@@ -355,7 +358,8 @@ def test_a_private_loader_can_be_given():
     )  # fmt: skip
     assert same is loader
     assert engine.plan.expected_batch_size == pytest.approx(30)
-    assert engine.report().seeded_sampling
+    assert engine.report().insecure
+    assert engine.get_epsilon() == math.inf
 
 
 def test_validate():
@@ -368,14 +372,18 @@ def test_validate():
 
 
 def test_report_states_claim_and_caveats():
-    report = Run(batch_size=10).steps(3).engine.report()
+    report = Run(engine=PrivacyEngine(), batch_size=10).steps(3).engine.report()
     data = json.loads(json.dumps(report.to_dict()))
     assert data["epsilon"] == report.epsilon
     text = str(report)
-    for words in ("adding or removing one example", "seeded by hand", "in memory only", "public"):
+    for words in ("replacing one example by an empty one", "in memory only", "public"):
         assert words in text
-    fresh = Run(engine=PrivacyEngine(), batch_size=10).engine.report()
-    assert "seeded by hand" not in str(fresh)
+    assert "not private" not in text
+    seeded = Run(batch_size=10).steps(1).engine.report()
+    assert seeded.epsilon == math.inf
+    assert seeded.to_dict()["epsilon"] is None
+    assert "not private" in str(seeded)
+    assert "differential privacy" not in str(seeded)
 
 
 def test_questions_before_anything_is_private():
@@ -401,7 +409,7 @@ class OnGpu(torch.Tensor):
 
 @pytest.mark.parametrize("convolutions", [False, True])
 def test_tf32_is_refused_on_a_gpu(monkeypatch, convolutions):
-    from clipless.privacy._inspection import check_precision
+    from clipless.privacy.step._checks import check_precision
 
     inputs = (torch.zeros(2, 3).as_subclass(OnGpu),)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", convolutions)

@@ -13,7 +13,7 @@ from clipless import nn as lip
 from clipless.privacy import PrivacyEngine
 from clipless.privacy._noise import joint_multiplier
 from tests.privacy.runs import Run, examples, mlp
-from tests.privacy.test_neighbours import ADVERSARIES, Silence, differences, sample_of
+from tests.privacy.step.test_neighbours import ADVERSARIES, Silence, differences, sample_of
 
 
 def following(norm=0.5, **options):
@@ -50,11 +50,40 @@ def test_the_threshold_finds_its_quantile():
     assert above == pytest.approx(0.3, abs=0.08)
 
 
+class UsedMoreOften(nn.Module):
+    """Clips once when it is traced, and four times, or token by token, as soon as `how` says so."""
+
+    how = None
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+        self.clip = lip.ClipGradient(1e-3, follow=lip.FollowQuantile())
+
+    def forward(self, x):
+        x = self.clip(self.body(x))
+        for _ in range(3 if self.how == ["often"] else 0):
+            x = self.clip(2 * x)
+        return self.clip(x.reshape(-1, 1)).reshape(x.shape) if self.how == ["rows"] else x
+
+
+@pytest.mark.parametrize("how", ["often", "rows"])
+def test_an_example_is_counted_as_often_as_planned(how):
+    model = UsedMoreOften()
+    model.how = []
+    run = Run(model, examples(16), batch_size=16, sampling="full_batch", noise_multiplier=1.0)
+    run.steps(2)
+    model.how.append(how)
+    run.backward(*run.batch())
+    (count,) = run.engine.session._book.progress.counts.values()
+    assert count <= 16
+
+
 def test_noise_on_the_count_reaches_the_threshold():
     finals = set()
     for seed in range(3):
         model = following(norm=0.5)
-        run = Run(model, engine=clipless.PrivacyEngine(seed=seed), noise_multiplier=2.0)
+        run = Run(model, engine=clipless.PrivacyEngine(insecure_seed=seed), noise_multiplier=2.0)
         run.steps(3)
         finals.add(model[4].norm)
     assert len(finals) == 3
@@ -111,6 +140,12 @@ def test_settings_are_checked():
         lip.FollowQuantile(smallest=2.0)
 
 
+def fractions_of(run):
+    """What the step under way would release about its thresholds, without noise."""
+    session = run.engine.session
+    return session._followers.fractions(session._book.progress.counts, torch.zeros(1))
+
+
 def test_one_example_moves_the_count_by_at_most_one():
     """Two neighbouring batches: their counts differ by at most the sensitivity of the query."""
     x, y = examples(60)
@@ -122,9 +157,40 @@ def test_one_example_moves_the_count_by_at_most_one():
         run.batch()
         run.loader.current = sample_of(0, rows)
         run.backward(x[:rows].clone(), y[:rows].clone())
-        counts.append(run.engine.session._followers.fractions(torch.device("cpu"))[0].item())
+        counts.append(fractions_of(run)[0].item())
     sensitivity = run.engine.plan.sensitivities["examples above the threshold of 4"]
     assert abs(counts[0] - counts[1]) <= sensitivity
+
+
+@pytest.mark.parametrize("where", ["before backward", "between micro-batches", "before the step"])
+def test_other_passes_within_a_step_are_not_counted(where):
+    """An evaluation in the middle of a step made counts of 511 for 20 rows."""
+    run = Run(
+        following(norm=1e-6), examples(20), sampling="full_batch", batch_size=20,
+        noise_multiplier=0.0, micro_batch_size=10,
+    )  # fmt: skip
+
+    def evaluate():
+        run.model.eval()
+        for _ in range(25):
+            x, y = examples(20, seed=5)
+            run.criterion(run.model(x), y).backward()
+        for parameter in run.model.parameters():
+            parameter.grad = None
+        run.model.train()
+
+    for number in range(2):
+        loss = run.criterion(run.model((batch := run.batch())[0]), batch[1])
+        if where == "before backward":
+            evaluate()
+        loss.backward()
+        if where == "between micro-batches" and number == 0:
+            evaluate()
+    if where == "before the step":
+        evaluate()
+    counts = run.engine.session._book.progress.counts
+    assert [count.item() for count in counts.values()] == [20]
+    run.optimizer.step()
 
 
 @pytest.mark.parametrize("fraction", [0.3, 0.01])
@@ -182,8 +248,7 @@ def test_product_clipping_can_follow_a_quantile():
     run.steps(80)
     model[1].exceeded.take()
     run.backward(*run.batch())
-    fractions = run.engine.session._followers.fractions(torch.device("cpu"))
-    for fraction in fractions:
+    for fraction in fractions_of(run):
         assert fraction.item() == pytest.approx(0.3, abs=0.05)
     bounds = {p.name: p.gradient_bound for p in run.engine.plan.parameters}
     assert bounds["1.weight"] == pytest.approx(model[1].weight_clip)
@@ -222,7 +287,7 @@ def test_a_run_whose_thresholds_moved_is_resumed(tmp_path):
     """It is planned with the thresholds that it began with, and goes on with those it had."""
 
     def run_on(model, **given):
-        engine = PrivacyEngine(ledger=tmp_path / "ledger", seed=0)
+        engine = PrivacyEngine(ledger=tmp_path / "ledger", insecure_seed=0)
         return Run(model, engine=engine, noise_multiplier=1.4, **given)
 
     torch.manual_seed(0)

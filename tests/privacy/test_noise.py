@@ -98,7 +98,9 @@ def draw(noise, deviations, shapes, dtype=torch.float32):
 def test_variance_of_every_group_within_one_percent():
     """200,000 draws: a factor of 1.05 on one standard deviation is 30 standard errors away."""
     deviations = [0.1, 3.0, 40.0]
-    parts = draw(GaussianNoise(seed=1), deviations, [(400, 500), (200_000,), (20, 100, 100)])
+    parts = draw(
+        GaussianNoise(insecure_seed=1), deviations, [(400, 500), (200_000,), (20, 100, 100)]
+    )
     for part, deviation in zip(parts, deviations, strict=True):
         scaled = part.flatten().double() / deviation
         error = 1 / math.sqrt(2 * scaled.numel())
@@ -108,12 +110,12 @@ def test_variance_of_every_group_within_one_percent():
 
 
 def test_the_variance_test_would_catch_five_percent():
-    part = draw(GaussianNoise(seed=1), [1.05], [(200_000,)])[0].double()
+    part = draw(GaussianNoise(insecure_seed=1), [1.05], [(200_000,)])[0].double()
     assert abs(part.std().item() - 1) > 4 / math.sqrt(2 * part.numel())
 
 
 def test_independence_between_parameters_and_steps():
-    noise = GaussianNoise(seed=2)
+    noise = GaussianNoise(insecure_seed=2)
     first = draw(noise, [1.0, 1.0], [(100_000,), (100_000,)])
     second = draw(noise, [1.0, 1.0], [(100_000,), (100_000,)])
     parts = [*first, *second]
@@ -127,30 +129,30 @@ def test_independence_between_parameters_and_steps():
 
 def test_it_is_added_and_does_not_replace():
     gradient = torch.full((100_000,), 7.0)
-    GaussianNoise(seed=0).add_([gradient], [0.5])
+    GaussianNoise(insecure_seed=0).add_([gradient], [0.5])
     assert gradient.mean().item() == pytest.approx(7.0, abs=0.01)
 
 
 def test_zero_deviation_changes_nothing():
     gradient = torch.randn(10)
     before = gradient.clone()
-    GaussianNoise(seed=0).add_([gradient], [0.0])
+    GaussianNoise(insecure_seed=0).add_([gradient], [0.0])
     assert gradient.equal(before)
 
 
 def test_seeds():
-    a, b, c = (GaussianNoise(seed=s) for s in (5, 5, 6))
+    a, b, c = (GaussianNoise(insecure_seed=s) for s in (5, 5, 6))
     one, two, three = (draw(n, [1.0], [(50,)])[0] for n in (a, b, c))
     assert one.equal(two)
     assert not one.equal(three)
-    assert a.seeded
-    assert not GaussianNoise().seeded
+    assert a.insecure
+    assert not GaussianNoise().insecure
     fresh = [draw(GaussianNoise(), [1.0], [(50,)])[0] for _ in range(2)]
     assert not fresh[0].equal(fresh[1])
 
 
 def test_state_continues_the_noise():
-    noise = GaussianNoise(seed=3)
+    noise = GaussianNoise(insecure_seed=3)
     draw(noise, [1.0], [(10,)])
     state = noise.state_dict()
     expected = draw(noise, [1.0], [(10,)])[0]
@@ -160,7 +162,9 @@ def test_state_continues_the_noise():
 
 
 def test_half_precision_gradients_get_float32_noise():
-    part = draw(GaussianNoise(seed=0), [1.0], [(100_000,)], dtype=torch.bfloat16)[0].double()
+    part = draw(GaussianNoise(insecure_seed=0), [1.0], [(100_000,)], dtype=torch.bfloat16)[
+        0
+    ].double()
     assert part.std().item() == pytest.approx(1.0, abs=0.02)
 
 
@@ -186,7 +190,7 @@ def test_every_entry_gets_a_draw_of_its_own_in_any_layout():
     gradients.append(torch.zeros(8, 6)[:, ::2])  # with gaps
     gradients.append(torch.zeros(3, 5).T)
     layouts = [gradient.stride() for gradient in gradients]
-    noise = GaussianNoise(seed=1)
+    noise = GaussianNoise(insecure_seed=1)
     noise.add_(gradients, [1.0] * len(gradients))
     drawn = torch.cat([gradient.flatten() for gradient in gradients])
     assert len(drawn.unique()) == sum(gradient.numel() for gradient in gradients)

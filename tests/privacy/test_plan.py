@@ -81,7 +81,7 @@ def test_plan_is_frozen():
 
 
 def test_relations_follow_the_sampling():
-    assert plan_of().relation is Relation.ADD_REMOVE
+    assert plan_of().relation is Relation.ZERO_OUT
     assert plan_of(sampling="fixed_size").relation is Relation.REPLACE_ONE
     assert plan_of(relation="replace_one").relation is Relation.REPLACE_ONE
     assert isinstance(plan_of(sampling="fixed_size").sampling, FixedSizeSampling)

@@ -2,14 +2,15 @@
 
 import json
 import math
+import shutil
 
 import pytest
 
 from clipless.privacy import FullBatch, Mechanism, Plan, PoissonSampling, epsilon
 from clipless.report import RunReport, build, write_report
-from clipless.training._checkpoint import CheckpointStore
+from clipless.report._pages import PRIVATE_PARTS, PUBLIC_PARTS
 from tests.report.conftest import STATISTICS
-from tests.training.small import STEPS
+from tests.training.small import DATA, STEPS, trainer
 
 
 def contents(folder):
@@ -138,22 +139,18 @@ def test_a_bare_run_says_what_is_missing_and_what_adds_it(bare):
     assert report.training is not None
 
 
-def test_seeds_are_named(run, bare):
-    seeded = " ".join(build(run).claim.not_protected)
-    assert "seed" in seeded
+def test_a_run_with_an_insecure_seed_states_no_epsilon(tmp_path, bare):
+    trainer(tmp_path, insecure_seed=3).fit(DATA)
+    for gone in ("nothing", "checkpoints"):  # the ledger says so, and needs no checkpoint for it
+        if gone == "checkpoints":
+            shutil.rmtree(tmp_path / "checkpoints")
+        found = build(tmp_path).claim
+        assert (found.standing, found.epsilon) == ("none", None)
+        assert "not private" in found.headline
+        assert "insecure_seed" in " ".join(found.caveats)
     fresh = build(bare).claim
+    assert fresh.standing == "stated"
     assert "seed" not in " ".join([*fresh.not_protected, *fresh.caveats])
-
-
-def test_without_checkpoints_seeds_are_unknown(bare):
-    for path in CheckpointStore(bare / "checkpoints").paths():
-        path.rename(bare / path.name)
-    assert "not known" in " ".join(build(bare).claim.caveats)
-    for seed in (None, 3):
-        (bare / "config.json").write_text(json.dumps({"training": {"seed": seed}}))
-        caveats = " ".join(build(bare).claim.caveats)
-        assert "not known" not in caveats
-        assert ("seeded by hand" in caveats) == (seed is not None)
 
 
 def test_json_holds_everything_and_is_plain(run, tmp_path):
@@ -163,14 +160,31 @@ def test_json_holds_everything_and_is_plain(run, tmp_path):
     assert json.loads(text) == report.to_dict()
     assert "NaN" not in text
     assert "Infinity" not in text
+    report.write_json(tmp_path / "b.json", private=True)
+    assert json.loads((tmp_path / "b.json").read_text()) == report.to_dict(private=True)
+    both = {*report.to_dict(), *report.to_dict(private=True)}
     for name in RunReport.__dataclass_fields__:
-        assert name in report.to_dict()
+        assert name in both
 
 
-def test_write_report_leaves_both_files(run):
+def test_every_part_is_on_the_page_that_says_why(run):
+    report = build(run)
+    public, private = report.to_dict(), report.to_dict(private=True)
+    shared = {"format", "version", "sound", "checks", "missing", "problems"}
+    assert set(public) - shared == set(PUBLIC_PARTS)
+    assert set(private) - shared == set(PRIVATE_PARTS)
+    assert {*public} & {*private} - shared == {"run", "written", "claim", "configuration"}
+
+
+def test_write_report_leaves_both_pages(run):
     report = write_report(run)
     assert json.loads((run / "report.json").read_text()) == report.to_dict()
-    assert (run / "report.html").stat().st_size > 10_000
+    private = json.loads((run / "report-private.json").read_text())
+    assert private == report.to_dict(private=True)
+    for name in ("report.html", "report-private.html"):
+        assert (run / name).stat().st_size > 10_000
+    for ending in ("html", "json"):
+        assert (run / f"report-private.{ending}").stat().st_mode & 0o077 == 0
     assert build(run).claim == report.claim  # its own files change nothing
 
 

@@ -1,12 +1,15 @@
 """Files that are missing, damaged, of another run, or being written: never a wrong epsilon."""
 
 import json
+import random
 
 import pytest
 
 from clipless.errors import LedgerError
 from clipless.privacy import Ledger
 from clipless.report import ReportError, build, write_report
+from clipless.report._pages import PUBLIC_FILES
+from tests.damage import damaged
 
 
 def failed(report):
@@ -175,8 +178,10 @@ def test_damaged_files_are_named_and_shown(run, text):
     # A last line that a crash cut short is no damage.
     assert named == {name for name in OPTIONAL if text != "{" or name.endswith(".json")}
     assert report.claim.standing == "stated"
-    page = (run / "report.html").read_text()
-    assert all(name in page for name in named)
+    pages = [(run / f"report{kind}.html").read_text() for kind in ("", "-private")]
+    for name in named:
+        assert any(f"<strong>{name}</strong>" in page for page in pages)
+        assert (f"<strong>{name}</strong>" in pages[0]) == (name in PUBLIC_FILES)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +206,26 @@ def test_files_of_another_form_are_named(run, name, line):
     report = write_report(run)
     assert name in {each.file for each in report.problems}
     assert report.claim.standing == "stated"
+
+
+@pytest.mark.parametrize(
+    "name", ["signal.jsonl", "tightness.jsonl", "metrics.jsonl", "robustness.json", "audit.json"]
+)
+def test_any_part_may_be_damaged(run, name):
+    """Pages are written, and what cannot be shown is named: on the page that shows the file."""
+    lines = (run / name).read_text().splitlines()
+    index = 1 if name.endswith(".jsonl") else 0
+    cases = list(damaged(json.loads(lines[index])))
+    for case in random.Random(1).sample(cases, min(len(cases), 25)):
+        lines[index] = json.dumps(case)
+        (run / name).write_text("\n".join(lines) + "\n")
+        report = build(run)
+        for private in (False, True):
+            report.write_html(run / "page.html", private=private)
+            text = (run / "page.html").read_text()
+            assert "</html>" in text
+            if private == (name not in PUBLIC_FILES) and "cannot be shown" in text:
+                assert f"<strong>{name}" in text or "Privacy and utility" in text
 
 
 def test_an_exceeded_bound_voids_the_claim(run):
@@ -231,7 +256,11 @@ def test_an_audit_that_contradicts_the_claim_is_red(run):
     report = write_report(run)
     assert not report.sound
     assert "3.5" in failed(report)["No audit contradicts the claim"]
-    assert "contradicted" in (run / "report.html").read_text()
+    assert "contradicted" in (run / "report-private.html").read_text()
+    public = (run / "report.html").read_text()
+    assert "3.5" not in public
+    assert "measured on private data speaks against the claim" in public
+    assert "Do not rely on the claim" in public
 
 
 def test_an_audit_without_limit_contradicts_every_claim(run):

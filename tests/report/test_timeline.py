@@ -2,8 +2,8 @@
 
 import pytest
 
+from clipless.ledger import parse
 from clipless.privacy import FullBatch, Ledger, Mechanism, PoissonSampling, Relation
-from clipless.privacy._ledger_format import parse
 from clipless.report._timeline import timeline
 
 STEP = Mechanism(noise_multiplier=2.0, sampling=PoissonSampling(dataset_size=100, rate=0.2))
@@ -21,7 +21,7 @@ def counts(history):
 @pytest.fixture
 def found():
     """A statistic, ten steps, another statistic, three steps with other noise."""
-    ledger = Ledger.in_memory(dataset_size=100, relation=Relation.ADD_REMOVE)
+    ledger = Ledger.in_memory(dataset_size=100, relation=Relation.ZERO_OUT)
     ledger.record(WHOLE, label="means")
     for _ in range(10):
         ledger.spend(STEP)
@@ -73,7 +73,7 @@ def test_kinds(found):
 
 
 def test_a_crash_leaves_a_reservation_that_counts():
-    ledger = Ledger.in_memory(dataset_size=100, relation=Relation.ADD_REMOVE)
+    ledger = Ledger.in_memory(dataset_size=100, relation=Relation.ZERO_OUT)
     ledger.reserve(STEP, count=50)
     ledger.spend(STEP)
     text = "".join(f"{each.line}\n" for each in ledger._written)  # as the disk has it

@@ -1,13 +1,17 @@
 """The estimators know their training data through accounted mechanisms alone."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
 
-from clipless.data._custody import PrivateRows
-from clipless.errors import BudgetExhaustedError
+from clipless.accounting import RenyiFilter
+from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.privacy import Ledger, Relation, epsilon
 from clipless.sklearn import CliplessClassifier, CliplessRegressor, TabularRule
+from clipless.sklearn._fits import RepeatedFitWarning
+from clipless.statistics import PrivateRows
 from clipless.training import Trainer
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -20,8 +24,8 @@ class Recorded:
         self.answers, self.asked = [], 0
         release = PrivateRows._release
 
-        def recording(rows, value, sensitivity, noise_multiplier, label):
-            answer = release(rows, value, sensitivity, noise_multiplier, label)
+        def recording(rows, *query):
+            answer = release(rows, *query)
             if answers is not None:
                 answer = answers[self.asked].clone()
             self.asked += 1
@@ -61,9 +65,9 @@ class Sneaky(CliplessClassifier):
     """Takes a mean behind the ledger's back."""
 
     def _read(self, table, *, reset):
-        numbers, codes = super()._read(table, reset=reset)
-        self._mean = numbers.mean(0)
-        return numbers, codes
+        rows = super()._read(table, reset=reset)
+        self._mean = rows.numbers.mean(0)
+        return rows
 
     def _feature_scaling(self, scaling):
         scaling.center.copy_(self._mean)
@@ -97,7 +101,7 @@ def test_choices_depend_on_the_data_through_the_answers_alone(kind, monkeypatch)
 
 def test_everything_is_in_one_ledger_and_within_the_budget(table):
     x, y = table
-    ledger = Ledger.in_memory(dataset_size=300, relation=Relation.ADD_REMOVE)
+    ledger = Ledger.in_memory(dataset_size=300, relation=Relation.ZERO_OUT)
     fitted = CliplessClassifier(1.5, 1e-4, ledger=ledger, random_state=0).fit(x, y)
     labels = [entry.label for entry in ledger.entries() if entry.mechanism is not None]
     assert labels[:4] == ["column histograms", "column means", "column spreads", "class counts"]
@@ -113,17 +117,49 @@ def test_a_covariance_that_would_be_noise_is_not_asked_for():
     assert not rule.decorrelates(rows=10**9, features=5000)  # a matrix of 25 million numbers
 
 
-def test_one_ledger_is_one_budget(table):
+@pytest.mark.parametrize("kind", [CliplessClassifier, CliplessRegressor])
+def test_one_ledger_is_one_budget(kind, table):
+    """A fit that does not fit into the budget is refused before anything is asked."""
     x, y = table
-    ledger = Ledger.in_memory(dataset_size=300, relation=Relation.ADD_REMOVE)
-    CliplessClassifier(1.0, ledger=ledger).fit(x, y)
-    with pytest.raises(BudgetExhaustedError):
-        CliplessClassifier(1.0, ledger=ledger).fit(x, y)
+    ledger = Ledger.in_memory(dataset_size=300, relation=Relation.ZERO_OUT)
+    kind(1.0, 1e-4, ledger=ledger).fit(x, y)
+    spent, releases = epsilon(ledger.history(), 1e-4), ledger.releases
+    assert spent <= 1.0
+    for _ in range(3):
+        with pytest.raises(BudgetExhaustedError):
+            kind(1.0, 1e-4, ledger=ledger).fit(x, y)
+    assert ledger.releases == releases
+    assert epsilon(ledger.history(), 1e-4) == spent
+
+
+@pytest.mark.parametrize("kind", [CliplessClassifier, CliplessRegressor])
+@pytest.mark.parametrize("rows", [300, 1600])
+@pytest.mark.parametrize("typed", [True, False])
+def test_all_queries_are_known_before_the_first(kind, rows, typed, monkeypatch):
+    """What is checked against the budget is what a fit then asks, whatever it is answered."""
+    x = np.random.default_rng(0).normal(size=(rows, 3))
+    y = (x[:, 0] > 0).astype(int)
+    ledger = Ledger.in_memory(dataset_size=rows, relation=Relation.ZERO_OUT)
+    estimator = kind(ledger=ledger)
+    planned = []
+    queries = kind._queries
+    monkeypatch.setattr(
+        kind, "_queries", lambda *given: planned.append(queries(*given)) or planned[-1]
+    )
+    # Columns of objects are put to a vote; here it says that none of them holds numbers.
+    estimator.fit(x if typed else x.astype(str).astype(object), y)
+    entries = [each for each in ledger.entries() if each.mechanism is not None]
+    asked = [each.mechanism for each in entries if each.label != "training step"]
+    assert [(each.noise_multiplier, each.failure) for each in asked] == planned[0]
+    labels = [each.label for each in entries if each.label != "training step"]
+    assert ("feature covariance" in labels) == (rows == 1600 and typed)
+    assert ("column kinds" in labels) == (not typed)
+    assert "column means" in labels
 
 
 def test_public_bounds_cost_nothing(table):
     x, y = table
-    ledger = Ledger.in_memory(dataset_size=300, relation=Relation.ADD_REMOVE)
+    ledger = Ledger.in_memory(dataset_size=300, relation=Relation.ZERO_OUT)
     bounds = np.array([[-4.0] * 4, [4.0] * 4])
     CliplessClassifier(ledger=ledger, feature_bounds=bounds).fit(x, y)
     assert "column means" not in [entry.label for entry in ledger.entries()]
@@ -135,6 +171,48 @@ def test_the_report_names_what_is_taken_as_public(table):
     x, y = table
     caveats = " ".join(CliplessClassifier().fit(x, y).privacy_.caveats)
     assert "schema" in caveats
-    assert "set of labels" in caveats
-    named = " ".join(CliplessClassifier(classes=[False, True]).fit(x, y).privacy_.caveats)
-    assert "set of labels" not in named
+    assert "set of classes is public" in caveats  # by the type of y: booleans
+    released = " ".join(CliplessClassifier().fit(x, y.astype(int)).privacy_.caveats)
+    assert "found by a noisy count" in released
+    named = CliplessClassifier(classes=[0, 1]).fit(x, y.astype(int)).privacy_.caveats
+    assert "set of classes is public" in " ".join(named)
+
+
+def test_fits_of_several_threads_share_a_budget_and_do_not_exceed_it(table):
+    """Each found room before the others had asked anything: 12.5 was spent of 8."""
+    x, y = table
+    ledger = Ledger.in_memory(dataset_size=len(x), relation=Relation.ZERO_OUT)
+    refused = []
+
+    def fit():
+        try:
+            CliplessClassifier(1.0, 1e-4, ledger=ledger).fit(x, y)
+        except BudgetExhaustedError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=fit) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 2
+    assert epsilon(ledger.history(), 1e-4) <= 1.0
+
+
+@pytest.mark.parametrize("options", [{}, {"classes": [0, 1], "delta": 1e-6}])
+def test_what_a_filter_does_not_cover_is_refused_before_the_first_query(table, options):
+    x, y = table
+    declared = RenyiFilter(epsilon=4.0, delta=1e-4, order=8.0)
+    size, relation = len(x), Relation.ZERO_OUT
+    ledger = Ledger.in_memory(dataset_size=size, relation=relation, filter=declared)
+    with pytest.raises(PrivacyError):
+        CliplessClassifier(4.0, ledger=ledger, **options).fit(x, y.astype(int))
+    assert ledger.releases == 0
+
+
+def test_fits_that_fail_after_a_query_count_as_well(table):
+    x, _ = table
+    with pytest.raises(ValueError, match="at least two classes"):
+        CliplessClassifier().fit(x, np.zeros(len(x), dtype=int))
+    with pytest.warns(RepeatedFitWarning), pytest.raises(ValueError, match="is spent"):
+        CliplessClassifier().fit(x, np.zeros(len(x), dtype=int))

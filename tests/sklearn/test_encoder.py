@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import torch
 
-from clipless.data import PrivateRows, fit_covariance
 from clipless.privacy import Ledger, Relation
 from clipless.sklearn._encoder import Encoder
+from clipless.statistics import PrivateRows, fit_covariance
 
 ROWS = 20_000
 NOISE = 25.0
@@ -31,8 +31,8 @@ def correlated():
 
 
 def decorrelated(plain, x):
-    ledger = Ledger.in_memory(dataset_size=ROWS, relation=Relation.ADD_REMOVE)
-    rows = PrivateRows(x, torch.zeros(ROWS, 0), ledger=ledger, seed=0)
+    ledger = Ledger.in_memory(dataset_size=ROWS, relation=Relation.ZERO_OUT)
+    rows = PrivateRows(x, torch.zeros(ROWS, 0), ledger=ledger, insecure_seed=0)
     covariance = fit_covariance(
         rows, features=lambda x, codes: plain(x, codes).unsqueeze(-1), noise_multiplier=NOISE
     )

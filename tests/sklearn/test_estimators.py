@@ -19,7 +19,7 @@ def test_it_learns():
     fitted = CliplessClassifier(epsilon=1.0, random_state=0).fit(x[:2000], y[:2000])
     assert fitted.score(x[2000:], y[2000:]) > 0.85
     assert 0.99 < fitted.privacy_.epsilon <= 1.0
-    assert fitted.privacy_.delta == 1e-4
+    assert fitted.privacy_.delta == 5e-5
 
 
 def test_several_classes_are_learnt():
@@ -58,8 +58,8 @@ def test_saved_without_pickle(kind, table, tmp_path):
 
 @pytest.mark.usefixtures("quick")
 def test_text_labels_and_columns_survive_saving(tmp_path):
-    x = np.array([["a", "u"], ["b", "v"]] * 20, dtype=object)
-    fitted = CliplessClassifier(random_state=0).fit(x, ["no", "yes"] * 20)
+    x = np.array([["a", "u"], ["b", "v"]] * 100, dtype=object)
+    fitted = CliplessClassifier(random_state=0).fit(x, ["no", "yes"] * 100)
     fitted.save(tmp_path / "model")
     assert list(load(tmp_path / "model").classes_) == ["no", "yes"]
 
@@ -82,13 +82,13 @@ def test_one_fit_warns_of_nothing(table):
 
 
 @pytest.mark.usefixtures("quick")
-def test_fits_are_reproducible_only_if_asked(table):
+def test_no_two_fits_are_the_same(table):
     x, y = table
     one, two = (CliplessClassifier(random_state=3).fit(x, y).decision_function(x) for _ in "ab")
-    np.testing.assert_array_equal(one, two)
+    assert (one != two).mean() > 0.9
     fresh = CliplessClassifier().fit(x, y)
     assert not np.array_equal(fresh.decision_function(x), one)
-    assert not fresh.privacy_.seeded_noise
+    assert not fresh.privacy_.insecure
     pickle.loads(pickle.dumps(fresh))
 
 

@@ -222,5 +222,8 @@ def test_what_a_run_may_release_must_be_a_finite_list():
         with pytest.raises(ConfigError, match=f"of the kind {name} choose their releases"):
             declared_runs(Sweep.from_dict(fixed))
     padded = Sweep.from_dict({**given, "training": {"steps": 5, "pad": True}})
+    ((cut, _),) = declared_runs(padded)
+    assert cut.sampling.max_batch_size is not None
+    replaced = {**given, "privacy": {"epsilon": 1.0, "relation": "replace_one"}}
     with pytest.raises(ConfigError, match="no known price"):
-        declared_runs(padded)
+        declared_runs(Sweep.from_dict(replaced))

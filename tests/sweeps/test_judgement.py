@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clipless.privacy import Mechanism, PoissonSampling, epsilon
+from clipless.privacy import FullBatch, Mechanism, PoissonSampling, epsilon
 from clipless.sweeps import Repetitions, SweepResult, TrialRecord, pareto_front, selection_epsilon
+from clipless.sweeps._selection import most_epsilon
 from clipless.sweeps._summary import selected, write_summary
 from tests.sweeps.worker import definition, release
 
@@ -50,11 +51,47 @@ def drawn(*trials, declared=None):
     ],
 )
 def test_selections_without_a_bound_say_so(options, words):
-    cost = result(record(0), record(1), sweep=options).selection
+    cost = result(record(0), record(1), sweep=options, declared=(release(),)).selection
     assert cost.statement.startswith(words)
     assert cost.epsilon is None
     assert not cost.covered
     assert cost.composition == pytest.approx(epsilon([(STEP, 20)], 1e-5))
+
+
+ADAPTIVE = [{"sampler": "tpe"}, {"sampler": "gp"}, {"pruner": "hyperband"}]
+
+
+@pytest.mark.parametrize("options", ADAPTIVE)
+def test_what_scores_chose_costs_what_was_declared(options):
+    """Settings and early ends that follow from scores: each run counts as the worst of them."""
+    worse = release(sigma=0.8, count=12)
+    trials = (record(0), record(1, state="pruned", history=release(count=3)))
+    spent = epsilon([(STEP, 13)], 1e-5)
+    one = result(*trials, sweep=options, declared=(release(),)).selection
+    assert one.composition > spent
+    assert one.composition == pytest.approx(epsilon([(STEP, 20)], 1e-5))
+    assert "at the most that it may release" in one.composition_statement
+    other = Mechanism(noise_multiplier=0.8, sampling=STEP.sampling)
+    both = result(*trials, sweep=options, declared=(release(), worse)).selection
+    assert both.composition == pytest.approx(epsilon([(other, 24)], 1e-5, accountant="rdp"))
+    unknown = result(*trials, sweep=options).selection
+    assert unknown.composition is None
+    assert "not declared" in unknown.composition_statement
+    more = result(record(0), record(1, history=release(count=11)), sweep=options,
+                  declared=(release(),)).selection  # fmt: skip
+    assert more.composition is None
+    assert "more than was declared" in more.composition_statement
+    drawn_at_random = result(*trials).selection
+    assert drawn_at_random.composition == pytest.approx(spent)
+
+
+def test_two_kinds_of_runs_cost_the_worse_of_both_at_every_order():
+    """No single kind is the worst at all orders; the choice between them may follow scores."""
+    gentle = Mechanism(noise_multiplier=9.0, sampling=FullBatch(dataset_size=1000))
+    sharp = Mechanism(noise_multiplier=0.6, sampling=PoissonSampling(dataset_size=1000, rate=0.003))
+    kinds = [[(gentle, 20)], [(sharp, 400)]]
+    costs = [epsilon([(m, 5 * c) for m, c in kind], 1e-5, accountant="rdp") for kind in kinds]
+    assert most_epsilon(kinds, runs=5, delta=1e-5) > max(costs)
 
 
 def test_one_run_is_no_selection_and_public_data_cost_nobody():
@@ -96,11 +133,9 @@ def test_anything_unforeseen_voids_the_price(trial, words):
 
 def test_a_price_needs_a_declaration_and_a_bound():
     assert "not declared" in result(record(0), repetitions=DRAWN).selection.statement
-    cut = {**release()[0][0]}
-    cut["sampling"] = {**cut["sampling"], "max_batch_size": 120}
-    history = [(cut, 10)]
+    history = [({**release()[0][0], "relation": "replace_one"}, 10)]
     cost = drawn(record(0, history=history), declared=[history]).selection
-    assert "no bound for Poisson sampling cut" in cost.statement
+    assert "no bound for Poisson sampling under replace-one" in cost.statement
     assert cost.composition is not None
 
 
@@ -124,6 +159,13 @@ def test_composition_counts_everything_that_was_spent():
     unknown = result(record(0), TrialRecord(slot=1, state="failed", settings={}, attempts=1))
     assert unknown.selection.composition is None
     assert "run 1" in unknown.selection.composition_statement
+
+
+def test_runs_under_several_relations_have_no_common_price():
+    old = [({**release()[0][0], "relation": "add_remove"}, 10)]
+    cost = result(record(0), record(1, history=old)).selection
+    assert cost.composition is None
+    assert "several relations" in cost.composition_statement
 
 
 def test_the_number_of_runs_stays_secret(tmp_path):

@@ -149,12 +149,10 @@ def test_grows_slowly_with_the_mean():
 
 
 def test_refuses_what_it_has_no_bound_for():
-    cut = PoissonSampling(dataset_size=1000, rate=0.1, max_batch_size=200)
+    sampling = PoissonSampling(dataset_size=1000, rate=0.1)
+    other = Mechanism(noise_multiplier=1.0, sampling=sampling, relation=Relation.REPLACE_ONE)
     with pytest.raises(PrivacyError, match="no bound"):
-        selection_epsilon(
-            [[(Mechanism(noise_multiplier=1.0, sampling=cut), 5)]],
-            delta=DELTA, repetitions=ALL[0],
-        )  # fmt: skip
+        selection_epsilon([[(other, 5)]], delta=DELTA, repetitions=ALL[0])
     with pytest.raises(ValueError, match="at least one"):
         selection_epsilon([], delta=DELTA, repetitions=ALL[0])
     with pytest.raises(ValueError, match="empty"):

@@ -70,7 +70,7 @@ def test_the_configuration_of_a_small_run():
     assert steps == 16
     sampling = PoissonSampling(dataset_size=data.size, rate=400 / data.size)
     assert large.noise_multiplier == noise_multiplier_for(
-        target_epsilon=2.0, target_delta=1e-4, steps=16, sampling=sampling
+        target_epsilon=2.0, target_delta=6e-5, steps=16, sampling=sampling
     )
     small = shrunk(config, data, 0.25)
     assert small.privacy.epsilon is None

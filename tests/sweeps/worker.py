@@ -24,7 +24,7 @@ def definition(trials, **sections):
 
 def release(sigma=1.0, count=10):
     sampling = {"kind": "poisson", "dataset_size": 1000, "rate": 0.1, "max_batch_size": None}
-    fields = {"noise_multiplier": sigma, "sampling": sampling, "relation": "add_remove"}
+    fields = {"noise_multiplier": sigma, "sampling": sampling, "relation": "zero_out"}
     return [(fields, count)]
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from clipless import losses
-from clipless.privacy._ledger_file import read_ledger
+from clipless.ledger import read_ledger
 from clipless.training import Callback, Trainer
 from tests.privacy.runs import examples, mlp
 
@@ -18,7 +18,7 @@ def model():
 
 
 def trainer(run_dir=None, **options):
-    given = {"target_epsilon": 3.0, "batch_size": 20, "steps": STEPS, "seed": 1} | options
+    given = {"target_epsilon": 3.0, "batch_size": 20, "steps": STEPS} | options
     if given.get("noise_multiplier") is not None and "target_epsilon" not in options:
         del given["target_epsilon"]
     criterion = given.pop("criterion", losses.CrossEntropy(tau=4.0))
@@ -39,6 +39,17 @@ def counted(run_dir):
     if not path.exists() or not path.read_text():
         return 0
     return sum(read_ledger(path).counts().values())
+
+
+class Look(Callback):
+    """Remembers the weights after every step; a step that is taken again must end at the same."""
+
+    def __init__(self, seen=None):
+        self.seen = {} if seen is None else seen
+
+    def on_step_end(self, trainer):
+        now = weights(trainer)
+        assert same(now, self.seen.setdefault(trainer.step, now)), "a step came out in two ways"
 
 
 class StopAt(Callback):

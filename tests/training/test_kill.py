@@ -12,15 +12,17 @@ import time
 import warnings
 
 import pytest
-import torch
 
-from clipless.privacy._ledger_file import read_ledger
+from clipless.ledger import read_ledger
+from clipless.privacy import epsilon
 from clipless.training import Callback
 from clipless.training._checkpoint import CheckpointStore, read_checkpoint
 from clipless.training._state import from_files
-from tests.training.small import DATA, VALIDATION, counted, same, trainer, weights
+from tests.training.small import DATA, VALIDATION, counted, trainer
 
-OPTIONS = {"steps": 60, "checkpoint_every": 7}
+OPTIONS = {
+    "steps": 60, "checkpoint_every": 7, "target_epsilon": None, "noise_multiplier": 2.0,
+}  # fmt: skip
 
 
 class Use(Callback):
@@ -35,20 +37,20 @@ class Use(Callback):
             file.write(f"{trainer.step} {total.hex()}\n")
 
 
-def child(folder, used, seed):
+def child(folder, used):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # nothing is damaged, nothing diverges
-        result = trainer(folder, seed=seed, callbacks=[Use(used)], **OPTIONS).fit(DATA, VALIDATION)
+        result = trainer(folder, callbacks=[Use(used)], **OPTIONS).fit(DATA, VALIDATION)
     assert result.stopped == "finished"
     os._exit(0)
 
 
-def start(folder, used, seed):
+def start(folder, used):
     context = multiprocessing.get_context("fork")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
-        process = context.Process(target=child, args=(folder, used, seed))
+        process = context.Process(target=child, args=(folder, used))
         process.start()
     return process
 
@@ -72,13 +74,13 @@ def check_after_kill(folder, used):
         assert step <= counted(folder)
 
 
-def killed_run(tmp_path, seed, generator, duration):
+def killed_run(tmp_path, generator, duration):
     """Kill a run until it ends; return how many times it was killed while it was running."""
     folder, used = tmp_path / "run", tmp_path / "used"
     folder.mkdir(parents=True)
     kills = 0
     while True:
-        process = start(folder, used, seed)
+        process = start(folder, used)
         # Early ones meet the beginning and the resuming, late ones the steps and the checkpoints.
         # Later ones come later, or a machine that has become slow would never see the end.
         process.join(generator.uniform(0.0, (1 + 0.05 * kills) * duration))
@@ -94,50 +96,42 @@ def killed_run(tmp_path, seed, generator, duration):
     return folder, used, kills
 
 
-def kill(tmp_path, *, times, seed):
-    reference = trainer(tmp_path / "reference", seed=1, **OPTIONS)
-    result = reference.fit(DATA, VALIDATION)
+def kill(tmp_path, *, times):
     (tmp_path / "timed").mkdir()
     begun = time.monotonic()
-    start(tmp_path / "timed", tmp_path / "used", seed).join()
+    start(tmp_path / "timed", tmp_path / "used").join()
     duration = time.monotonic() - begun
-    expected = weights(reference)
     generator = random.Random(0)
     kills, runs = 0, 0
     while kills < times:
         runs += 1
-        folder, used, more = killed_run(tmp_path / str(runs), seed, generator, 0.6 * duration)
+        folder, used, more = killed_run(tmp_path / str(runs), generator, 0.6 * duration)
         kills += more
+        # A step that was taken again came out the same, or `used_steps` would have objected.
         assert [*sorted(used_steps(used))] == [*range(1, 61)]
-        # Nothing is lost: the ledger counts the steps of the plan, each once.
-        assert counted(folder) == 60
-        again = trainer(folder, seed=seed, **OPTIONS)
+        # What a kill has cost are the steps that were reserved, and no others.
+        assert 60 <= counted(folder) <= 60 + 64 * more
+        again = trainer(folder, **OPTIONS)
         ended = again.fit(DATA, VALIDATION)
-        assert ended.epsilon == result.epsilon <= 3.0
-        if seed is not None:
-            assert same(weights(again), expected)
-            averaged = reference.average.averaged_parameters()
-            for name, each in again.average.averaged_parameters().items():
-                assert torch.equal(each, averaged[name])
+        mechanism, delta = again.engine.plan.mechanism, again.engine.plan.delta
+        assert ended.epsilon == epsilon([(mechanism, counted(folder))], delta)
     return kills, runs
 
 
-@pytest.mark.parametrize("seed", [1, None], ids=["seeded", "unseeded"])
-def test_killed_runs_resume(tmp_path, seed):
-    kill(tmp_path, times=15, seed=seed)
+def test_killed_runs_resume(tmp_path):
+    kill(tmp_path, times=15)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, None], ids=["seeded", "unseeded"])
-def test_runs_killed_200_times_resume(tmp_path, seed):
-    kills, runs = kill(tmp_path, times=200, seed=seed)
+def test_runs_killed_200_times_resume(tmp_path):
+    kills, runs = kill(tmp_path, times=200)
     print(f"{kills} kills in {runs} runs")
 
 
 def test_a_block_that_was_reserved_is_in_the_ledger_at_any_instant(tmp_path):
     """The check above can fail: a ledger without its last block counts less than was used."""
     folder, used = tmp_path / "run", tmp_path / "used"
-    trainer(folder, seed=1, callbacks=[Use(used)], steps=12).fit(DATA)
+    trainer(folder, callbacks=[Use(used)], steps=12).fit(DATA)
     path = folder / "ledger.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:8]))

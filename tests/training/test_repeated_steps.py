@@ -4,16 +4,17 @@ import pytest
 import torch
 
 from clipless.errors import LedgerError, PrivacyError
+from clipless.ledger import EntryKind, read_ledger
 from clipless.privacy import Ledger, Mechanism, PoissonSampling, PrivacyEngine, Relation
 from tests.privacy.runs import Run, mlp
+from tests.training.ledgers import without
 
 SAMPLING = PoissonSampling(dataset_size=1000, rate=0.1)
 STEP = Mechanism(noise_multiplier=1.0, sampling=SAMPLING)
-OTHER = Mechanism(noise_multiplier=2.0, sampling=SAMPLING)
 
 
 def open_ledger(path):
-    return Ledger(path, dataset_size=1000, relation=Relation.ADD_REMOVE)
+    return Ledger(path, dataset_size=1000, relation=Relation.ZERO_OUT)
 
 
 def spend(ledger, count, mechanism=STEP):
@@ -27,65 +28,46 @@ def kill(ledger):
     ledger.close()
 
 
-def test_repeated_steps_are_counted_once(tmp_path):
+def test_what_a_run_has_released_is_found_again(tmp_path):
     ledger = open_ledger(tmp_path / "ledger")
     ledger.begin_run("a")
-    spend(ledger, 3)
-    ledger.snapshot()
+    for step in range(3):
+        spend(ledger, 1)
+        ledger.release(step, f"{step:016x}")
     saved = ledger.spent_in_run()
     assert saved == ((STEP, 3),)
     spend(ledger, 4)  # blocks of 1, 2, 4: one step is used of the last
+    ledger.release(3, "f" * 16)
+    ledger.begin_run("b")
+    ledger.release(0, "e" * 16)
+    assert ledger.count(STEP) == 7  # what was given back does not count
     kill(ledger)
     ledger = open_ledger(tmp_path / "ledger")
-    assert ledger.count(STEP) == 10
+    assert ledger.count(STEP) == 7
     ledger.begin_run("a", spent=saved)
-    assert ledger.prepaid(STEP) == 7
-    for step in range(4, 11):
-        ledger.spend(STEP)
-        assert ledger.count(STEP) == ledger.releases == 10
-        assert ledger.spent_in_run() == ((STEP, step),)
+    assert ledger.released("a") == {**{n: f"{n:016x}" for n in range(3)}, 3: "f" * 16}
+    assert ledger.released("b") == {0: "e" * 16}
+    assert ledger.released("c") == {}
+    ledger.repeat(STEP)
+    assert (ledger.count(STEP), ledger.spent_in_run()) == (7, ((STEP, 4),))
     spend(ledger, 2)
-    assert ledger.count(STEP) == 12
-    assert ledger.spent_in_run() == ((STEP, 12),)
+    assert (ledger.count(STEP), ledger.spent_in_run()) == (9, ((STEP, 6),))
 
 
-def test_what_is_not_repeated_stays_counted(tmp_path):
-    ledger = open_ledger(tmp_path / "ledger")
-    ledger.begin_run("a")
-    spend(ledger, 8)
-    ledger.close()
-    ledger = open_ledger(tmp_path / "ledger")
-    ledger.begin_run("a", spent=[(STEP, 2)])
-    spend(ledger, 3)
-    ledger.settle()
-    assert ledger.prepaid(STEP) == 3
-    ledger.close()
-    assert ledger.count(STEP) == 8
-    ledger = open_ledger(tmp_path / "ledger")
-    ledger.begin_run("a", spent=[(STEP, 5)])
-    spend(ledger, 4)
-    assert ledger.count(STEP) == 9
-
-
-def test_runs_do_not_use_each_others_steps(tmp_path):
-    ledger = open_ledger(tmp_path / "ledger")
-    ledger.begin_run("a")
-    spend(ledger, 4)
-    ledger.record(STEP, label="a statistic", count=5)
-    ledger.begin_run("b")
-    spend(ledger, 6)
-    spend(ledger, 2, OTHER)
-    ledger.close()
-    ledger = open_ledger(tmp_path / "ledger")
-    spend(ledger, 3)  # nobody's
-    ledger.begin_run("a", spent=[(STEP, 1)])
-    assert (ledger.prepaid(STEP), ledger.prepaid(OTHER)) == (3, 0)
-    spend(ledger, 1, OTHER)
-    assert ledger.releases == 4 + 5 + 6 + 2 + 3 + 1
-    ledger.begin_run("b", spent=[(STEP, 6), (OTHER, 1)])
-    assert (ledger.prepaid(STEP), ledger.prepaid(OTHER)) == (0, 1)
-    ledger.begin_run("c", spent=[])
-    assert ledger.prepaid(STEP) == 0
+def test_a_ledger_without_digests_can_be_read(tmp_path):
+    """Its steps are paid for again if they are repeated: nothing tells what they released."""
+    run = begin(tmp_path / "ledger", target_epsilon=8.0).steps(4)
+    model, state = save(run)
+    run.steps(3)
+    ended = [each.detach().clone() for each in run.model.parameters()]
+    run.engine.close()
+    entries = read_ledger(tmp_path / "ledger").entries
+    without(tmp_path / "ledger", [e.line for e in entries if e.kind is EntryKind.RELEASE])
+    again = begin(tmp_path / "ledger", state, target_epsilon=8.0)
+    again.model.load_state_dict(model)
+    again.steps(3)
+    assert not any(map(torch.equal, ended, again.model.parameters()))
+    assert again.engine.ledger.releases == 10
 
 
 def test_a_name_is_used_again_only_to_resume(tmp_path):
@@ -105,10 +87,10 @@ def test_a_name_is_used_again_only_to_resume(tmp_path):
 # --- the engine, with a loop of one's own --------------------------------------------------------
 
 
-def begin(path, state=None, replay=True, **options):
+def begin(path, state=None, replay=True, accountant="pld", **options):
     torch.manual_seed(0)
     given = {"target_epsilon": 3.0, "steps": 20, "resume_from": state, "replay": replay} | options
-    return Run(model=mlp(), engine=PrivacyEngine(ledger=path), **given)
+    return Run(model=mlp(), engine=PrivacyEngine(ledger=path, accountant=accountant), **given)
 
 
 def save(run):
@@ -172,7 +154,7 @@ def test_another_plan_or_device_is_refused(tmp_path):
 
 
 def test_noise_that_was_changed_goes_on(tmp_path):
-    run = begin(tmp_path / "ledger", target_epsilon=8.0).steps(2)
+    run = begin(tmp_path / "ledger", target_epsilon=8.0, accountant="filter").steps(2)
     run.engine.set_noise_multiplier(5.0)
     run.steps(3)
     model, state = save(run)

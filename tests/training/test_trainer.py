@@ -1,6 +1,7 @@
 """The trainer: what it accepts, shows, calls, measures, and when it stops."""
 
 import json
+import math
 import signal
 import sys
 
@@ -64,11 +65,11 @@ def test_fit_keeps_the_budget_and_says_how_it_went():
     ids=["tensors", "tensor data set", "data set", "workers", "loader"],
 )
 def test_all_kinds_of_data_give_the_same_training(wrap):
-    expected = trainer(steps=6)
+    expected = trainer(steps=6, insecure_seed=1)
     expected.fit(DATA)
     data = wrap(DATA)
     size = {} if isinstance(data, DataLoader) else {"batch_size": 20}
-    trained = trainer(steps=6, **({"batch_size": None} | size))
+    trained = trainer(steps=6, insecure_seed=1, **({"batch_size": None} | size))
     trained.fit(data, wrap(VALIDATION))
     assert same(weights(trained), weights(expected))
 
@@ -169,9 +170,9 @@ def test_options_of_the_engine(options):
 
 
 def test_micro_batches_and_padding_change_nothing():
-    plain = trainer()
+    plain = trainer(insecure_seed=1)
     plain.fit(DATA)
-    parts = trainer(micro_batch_size=8)
+    parts = trainer(insecure_seed=1, micro_batch_size=8)
     result = parts.fit(DATA)
     for one, other in zip(weights(plain), weights(parts), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
@@ -362,12 +363,17 @@ def test_control_c_ends_after_the_step():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_seed_makes_runs_equal_and_none_does_not():
+def test_only_an_insecure_seed_makes_runs_equal_and_they_are_not_private():
     runs = []
     for seed in (5, 5, None, None):
-        trained = trainer(seed=seed)
-        trained.fit(examples(100))
+        torch.manual_seed(7)
+        trained = trainer(insecure_seed=seed)
+        result = trained.fit(examples(100))
         runs.append(weights(trained))
+        assert (result.epsilon == math.inf) == (seed is not None)
+        assert ("not private" in str(result)) == (seed is not None)
+        assert ("not private" in str(trained.report())) == (seed is not None)
+        assert trained.engine.ledger.releases == STEPS  # which is counted all the same
     assert same(runs[0], runs[1])
     assert not same(runs[2], runs[3])
 

@@ -1,0 +1,198 @@
+"""Budget first: the noise for a target epsilon, and the steps that a target epsilon allows.
+
+Every answer is checked with the accountant before it is returned: what is promised to fit, fits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+from clipless.accounting._epsilon import epsilon
+from clipless.accounting._history import Accountant, History
+from clipless.accounting._mechanism import Mechanism, Relation, Sampling
+from clipless.accounting._pld import inclusion_rate, mean_square_loss
+from clipless.errors import BudgetExhaustedError
+
+_Candidate = TypeVar("_Candidate", int, float)
+
+_TOLERANCE = 1e-4
+_SIGNIFICANT_DIGITS = 5
+_NOISE_MULTIPLIERS = (1e-3, 1e7)
+
+
+def noise_multiplier_for(
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    steps: int,
+    sampling: Sampling,
+    relation: Relation = Relation.ZERO_OUT,
+    accountant: Accountant = "pld",
+    history: History = (),
+) -> float:
+    """Return the smallest noise multiplier with which `steps` releases keep the budget.
+
+    `history` is what the same budget has already paid for. The result is rounded up, by less than
+    0.1%, never down: `history` and the new steps together are (target_epsilon, target_delta)-
+    differentially private. Raises `BudgetExhaustedError` if no amount of noise is enough.
+
+    Example:
+        >>> from clipless.accounting._mechanism import PoissonSampling
+        >>> sampling = PoissonSampling(dataset_size=60_000, rate=0.01)
+        >>> sigma = noise_multiplier_for(
+        ...     target_epsilon=3.0, target_delta=1e-5, steps=2000, sampling=sampling
+        ... )
+        >>> round(sigma, 2)
+        0.93
+    """
+    _require_target(target_epsilon)
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+
+    def excess(sigma: float) -> float:
+        step = Mechanism(noise_multiplier=sigma, sampling=sampling, relation=relation)
+        cost = epsilon((*history, (step, steps)), target_delta, accountant=accountant)
+        return _excess(cost, target_epsilon)
+
+    spent = epsilon(history, target_delta, accountant=accountant)
+    if spent >= target_epsilon:
+        raise _exhausted(spent, target_epsilon)
+    over = under = _guess_noise(target_epsilon, target_delta, steps, sampling, relation)
+    smallest, largest = _NOISE_MULTIPLIERS
+    factor = 1.1
+    while excess(under) > 0:
+        if under > largest:
+            raise _exhausted(spent, target_epsilon)
+        over, under, factor = under, under * factor, factor**2
+    while excess(over) <= 0:
+        if over < smallest:
+            return _round_up(over)
+        over, under, factor = over / factor, over, factor**2
+    sigma = _round_up(_narrow(excess, over, under, _between_multipliers))
+    while excess(sigma) > 0:
+        # Only where the width of the accountant's grid changes between two noise levels.
+        sigma = _round_up(sigma * (1.0 + _TOLERANCE))
+    return sigma
+
+
+def steps_for(
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    mechanism: Mechanism,
+    history: History = (),
+    accountant: Accountant = "pld",
+    max_steps: int = 10_000_000,
+) -> int:
+    """Return how many more releases of `mechanism` keep the budget, never one too many.
+
+    `history` is what the same budget has already paid for; if it has used up the budget, the
+    answer is 0. Answers beyond `max_steps` are returned as `max_steps`.
+    """
+    _require_target(target_epsilon)
+    if max_steps < 1:
+        raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+
+    def excess(steps: int) -> float:
+        cost = epsilon((*history, (mechanism, steps)), target_delta, accountant=accountant)
+        return _excess(cost, target_epsilon)
+
+    if excess(1) > 0:
+        return 0
+    under, over = 1, _guess_steps(target_epsilon, target_delta, mechanism, max_steps)
+    while excess(over) <= 0:
+        if over == max_steps:
+            return max_steps
+        under, over = over, min(max_steps, 2 * over)
+    return _narrow(excess, over, under, _between_counts)
+
+
+def _narrow(
+    excess: Callable[[_Candidate], float],
+    over: _Candidate,
+    under: _Candidate,
+    between: Callable[[_Candidate, _Candidate, float], _Candidate | None],
+) -> _Candidate:
+    """Return the best known candidate within budget, once none is left `between` it and `over`.
+
+    Regula falsi with the Illinois weights, and a bisection every fifth time. `excess` is positive
+    at `over` and not at `under`, and that never changes: the result has been seen to fit.
+    """
+    high, low, attempt, last = excess(over), excess(under), 0, 0
+    while True:
+        weight = 0.5 if attempt % 5 == 4 else high / (high - low)
+        candidate = between(over, under, weight)
+        if candidate is None:
+            return under
+        value = excess(candidate)
+        if value > 0:
+            over, high = candidate, value
+            low, last = (low / 2, 1) if last == 1 else (low, 1)
+        else:
+            under, low = candidate, value
+            high, last = (high / 2, -1) if last == -1 else (high, -1)
+        attempt += 1
+
+
+def _between_multipliers(over: float, under: float, weight: float) -> float | None:
+    if under / over - 1.0 < _TOLERANCE:
+        return None
+    # Next to an end it already knows, a candidate closes the gap instead of confirming that end.
+    margin = 1.0 + 0.9 * _TOLERANCE
+    return min(max(over * float((under / over) ** weight), over * margin), under / margin)
+
+
+def _between_counts(over: int, under: int, weight: float) -> int | None:
+    if over - under <= 1:
+        return None
+    candidate = over * (under / over) ** weight
+    return min(max(round(candidate), under + 1), over - 1)
+
+
+def _excess(cost: float, target: float) -> float:
+    """Return the logarithm of cost over target, limited: positive if and only if over budget."""
+    if cost > target:
+        return max(min(math.log(cost / target), 3.0), 1e-12)
+    return max(math.log(cost / target), -3.0) if cost > 0 else -3.0
+
+
+def _guess_noise(
+    epsilon: float, delta: float, steps: int, sampling: Sampling, relation: Relation
+) -> float:
+    """Solve for the noise as if the composition were Gaussian: the right order of magnitude."""
+    scale = epsilon / (_gaussian_scale(delta) * math.sqrt(steps) * inclusion_rate(sampling))
+    distance = 2.0 if relation is Relation.REPLACE_ONE else 1.0
+    smallest, largest = _NOISE_MULTIPLIERS
+    return min(max(distance / math.sqrt(math.log1p(scale**2)), 100 * smallest), largest)
+
+
+def _guess_steps(epsilon: float, delta: float, mechanism: Mechanism, max_steps: int) -> int:
+    """Solve for the steps as if the composition were Gaussian, and a little above."""
+    square = (epsilon / _gaussian_scale(delta)) ** 2 / mean_square_loss(mechanism)
+    return max(1, math.ceil(min(1.1 * square + 1.0, max_steps)))
+
+
+def _gaussian_scale(delta: float) -> float:
+    return math.sqrt(2.0 * math.log(1.0 / delta))
+
+
+def _round_up(value: float) -> float:
+    """Round up to five significant digits, so that the number can be printed and typed in."""
+    unit = 10.0 ** (math.floor(math.log10(value)) + 1 - _SIGNIFICANT_DIGITS)
+    digits = math.ceil(value / unit)
+    rounded = float(f"{digits * unit:.{_SIGNIFICANT_DIGITS}g}")
+    return rounded if rounded >= value else float(f"{(digits + 1) * unit:.{_SIGNIFICANT_DIGITS}g}")
+
+
+def _require_target(target_epsilon: float) -> None:
+    if not (target_epsilon > 0 and math.isfinite(target_epsilon)):
+        raise ValueError(f"target_epsilon must be positive and finite, got {target_epsilon!r}")
+
+
+def _exhausted(spent: float, target: float) -> BudgetExhaustedError:
+    return BudgetExhaustedError(
+        f"epsilon={spent:.4g} of {target:.4g} is already spent and no amount of noise makes "
+        "further steps fit; raise the target, or start from a smaller history"
+    )

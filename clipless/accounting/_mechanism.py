@@ -1,0 +1,193 @@
+"""What one private release is, as frozen data: how examples are drawn and how much noise is added.
+
+Nothing here computes an epsilon; `clipless.accounting._epsilon` interprets these objects. Their
+form as plain dictionaries, which the ledger and saved plans hold, is defined here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from clipless.errors import PrivacyError
+
+
+class Relation(StrEnum):
+    """Which data sets count as neighbours.
+
+    `ZERO_OUT`: both have N examples, and one example of the first is in the second an empty record:
+    it is sampled like any other, and contributes nothing. `REPLACE_ONE`: one example differs.
+
+    `ADD_REMOVE`, one example more, is what ledgers and plans of earlier versions say. It costs the
+    same, but a public N with a rate b/N does not keep it (one more example moves N, the rate, b and
+    delta), so nothing new is begun under it.
+    """
+
+    ZERO_OUT = "zero_out"
+    ADD_REMOVE = "add_remove"
+    REPLACE_ONE = "replace_one"
+
+    def continues(self, kept: Relation) -> bool:
+        """Whether who asks for this relation may go on with a ledger kept under `kept`.
+
+        An old ledger under add/remove is continued by zero-out, under its own name.
+        """
+        return self is kept or (self is Relation.ZERO_OUT and kept is Relation.ADD_REMOVE)
+
+
+def require_current(relation: Relation | str) -> Relation:
+    """Return the relation, or refuse to begin anything under add/remove."""
+    if relation == Relation.ADD_REMOVE:
+        raise PrivacyError(
+            "relation 'add_remove' is not one that a run can keep: with one example more, the "
+            "public N, the sampling rate, the batch size and delta would be others. Use "
+            "'zero_out' (the default; same N, one example replaced by an empty record that "
+            "contributes nothing), which costs the same. Ledgers and plans that say add_remove "
+            "can still be read and continued: leave relation out for those"
+        )
+    return Relation(relation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonSampling:
+    """Every example enters a step's batch independently with probability `rate`.
+
+    With `max_batch_size`, a larger draw is cut to a uniformly random subset of that size; the
+    cut is accounted for as a truncated Poisson sample. `dataset_size` is public.
+    """
+
+    dataset_size: int
+    rate: float
+    max_batch_size: int | None = None
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The public constant b that every step divides by."""
+        return self.rate * self.dataset_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSizeSampling:
+    """A uniformly random subset of exactly `batch_size` examples, drawn anew for every step.
+
+    Accounted under replace-one, the relation for which its amplification is proved.
+    """
+
+    dataset_size: int
+    batch_size: int
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The public constant b that every step divides by."""
+        return float(self.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullBatch:
+    """Every step sees every example: no sampling, no amplification."""
+
+    dataset_size: int
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The public constant b that every step divides by."""
+        return float(self.dataset_size)
+
+
+Sampling = PoissonSampling | FixedSizeSampling | FullBatch
+
+_SAMPLING_KINDS: dict[str, type[Sampling]] = {
+    "poisson": PoissonSampling,
+    "fixed_size": FixedSizeSampling,
+    "full_batch": FullBatch,
+}
+_KIND_OF_SAMPLING = {kind: name for name, kind in _SAMPLING_KINDS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """One Gaussian release: noise of standard deviation `noise_multiplier * D` on a sampled sum.
+
+    `D` is the zero-out sensitivity of what is released: the largest norm that ONE example can
+    contribute. Under `REPLACE_ONE` two sums may differ by `2 D`; the accountant, and nobody
+    else, applies that factor. All parameter groups of a training step are one such release.
+
+    `failure` bounds the probability that the release says more than its noise allows, such as a
+    value that few records hold, shown because its noisy count came out above a threshold. It is
+    added to the delta of everything that is accounted for together.
+    """
+
+    noise_multiplier: float
+    sampling: Sampling
+    relation: Relation = Relation.ZERO_OUT
+    failure: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning, so that no accountant ever has to guess."""
+        sigma = self.noise_multiplier
+        if not (isinstance(sigma, float | int) and 0 <= sigma <= sys.float_info.max):
+            raise ValueError(f"noise_multiplier must be a finite number >= 0, got {sigma!r:.40}")
+        if not (isinstance(self.failure, float | int) and 0 <= self.failure < 1):
+            raise ValueError(f"failure must be a probability below 1, got {self.failure!r}")
+        if type(self.sampling) not in _KIND_OF_SAMPLING:
+            raise ValueError(f"unknown kind of sampling: {self.sampling!r}")
+        if not isinstance(self.relation, Relation):
+            raise ValueError(f"relation must be a Relation, got {self.relation!r}")
+        if not 1 <= self.sampling.dataset_size <= sys.maxsize:
+            raise ValueError(f"dataset_size must be at least 1 in {self.sampling!s:.80}")
+        match self.sampling:
+            case PoissonSampling(rate=rate, max_batch_size=limit):
+                if not 0.0 < rate <= 1.0:
+                    raise ValueError(f"rate must lie in (0, 1] in {self.sampling}")
+                if limit is not None and not limit >= 1:
+                    raise ValueError(f"max_batch_size must be at least 1 in {self.sampling}")
+            case FixedSizeSampling(dataset_size=size, batch_size=batch_size):
+                if not 1 <= batch_size <= size:
+                    raise ValueError(f"batch_size must lie in [1, dataset_size] in {self.sampling}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that JSON holds without loss; `from_dict` restores an equal object."""
+        sampling = {"kind": _KIND_OF_SAMPLING[type(self.sampling)], **asdict(self.sampling)}
+        return {
+            "noise_multiplier": float(self.noise_multiplier),
+            "sampling": sampling,
+            "relation": self.relation.value,
+            **({"failure": float(self.failure)} if self.failure else {}),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Mechanism:
+        """Restore what `to_dict` wrote.
+
+        Anything this version does not know raises `ValueError`: a field or a kind of sampling
+        added by a later version may change what the release costs, so it is never skipped.
+        """
+        data = {"failure": 0.0, **data}
+        _require_keys(data, {"noise_multiplier", "sampling", "relation", "failure"}, "mechanism")
+        described = dict(data["sampling"])
+        name = described.pop("kind", None)
+        if name not in _SAMPLING_KINDS:
+            raise ValueError(f"unknown kind of sampling {name!r}; {_NEWER}")
+        kind = _SAMPLING_KINDS[name]
+        _require_keys(described, {field.name for field in fields(kind)}, f"{name} sampling")
+        if data["relation"] not in tuple(Relation):
+            raise ValueError(f"unknown relation {data['relation']!r}; {_NEWER}")
+        return cls(
+            noise_multiplier=data["noise_multiplier"],
+            sampling=kind(**described),
+            relation=Relation(data["relation"]),
+            failure=data["failure"],
+        )
+
+
+_NEWER = "it may have been written by a newer version of clipless, which can read it"
+
+
+def _require_keys(data: Mapping[str, Any], expected: set[str], what: str) -> None:
+    if missing := expected - set(data):
+        raise ValueError(f"{what} lacks {sorted(missing)}")
+    if unknown := set(data) - expected:
+        raise ValueError(f"{what} has unknown fields {sorted(unknown)}; {_NEWER}")

@@ -1,0 +1,17 @@
+"""The rule table: one rule for each layer and each torch function, by families.
+
+Importing this package fills the table.
+"""
+
+from clipless.bounds.rules import (
+    _activation,
+    _arithmetic,
+    _features,
+    _layers,
+    _modules,
+    _reductions,
+    _shapes,
+)
+
+RULE_FILES = (_activation, _arithmetic, _features, _layers, _modules, _reductions, _shapes)
+"""The modules that register rules."""

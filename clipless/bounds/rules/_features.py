@@ -1,0 +1,52 @@
+"""Rules of fixed front ends: scattering, and normalisation of features.
+
+X is the bound of the input's norm.
+"""
+
+from __future__ import annotations
+
+import math
+
+from clipless import nn as lip
+from clipless.bounds._rule import Bound, Signal, Site, register
+from clipless.bounds.rules._activation import saturated
+
+
+@register(lip.Scattering2d)
+def scattering(site: Site, x: Signal) -> Bound:
+    """A tree of steps of norm at most one: l <= 1 as certified for the filters, output l X."""
+    layer = site.module
+    if not layer.is_intact():
+        site.refuse(
+            "its filters are not the ones that were certified (they were edited, or converted to "
+            "a precision below float32). Construct the layer anew."
+        )
+    constant = layer.design().lipschitz
+    return Bound(lipschitz=constant, output=constant * x.norm)
+
+
+@register(lip.GroupNormalize)
+def group_normalize(site: Site, x: Signal) -> Bound:
+    """Centred groups onto balls, over the floor: l = 1 / floor, output min(X / floor, sqrt(n))."""
+    layer = site.module
+    scaled = Signal(layer.lipschitz * x.norm, x.shape)
+    return Bound(lipschitz=layer.lipschitz, output=saturated(scaled, math.sqrt(x.size)))
+
+
+@register(lip.ChannelStandardize)
+def channel_standardize(site: Site, x: Signal) -> Bound:
+    """(x - m) / d at S positions: l = max 1 / d, output l X + sqrt(S) ||m / d||."""
+    lipschitz, shift = site.module.constants()
+    if not math.isfinite(lipschitz):
+        site.refuse("its mean is not finite, or its deviation not finite and greater than 0.")
+    positions = math.prod(x.shape[1:])
+    return Bound(lipschitz=lipschitz, output=lipschitz * x.norm + math.sqrt(positions) * shift)
+
+
+@register(lip.ChannelMix)
+def channel_mix(site: Site, x: Signal) -> Bound:
+    """A x at every position: l = ||A||, output l X."""
+    lipschitz = site.module.constant()
+    if not math.isfinite(lipschitz):
+        site.refuse("its matrix is not finite.")
+    return Bound(lipschitz=lipschitz, output=lipschitz * x.norm)

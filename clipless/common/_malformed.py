@@ -1,0 +1,27 @@
+"""What reading saved data raises when they are not what they should be."""
+
+from __future__ import annotations
+
+MALFORMED = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,  # a whole number of hundreds of digits
+    RecursionError,  # JSON nested thousands of times
+)
+
+
+def reason(error: BaseException) -> str:
+    """Return a message that a reader can use: a bare key does not say what is wrong.
+
+    Example:
+        >>> reason(KeyError("delta"))
+        "it lacks 'delta'"
+    """
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return str(error) or type(error).__name__

@@ -1,0 +1,1 @@
+"""What is fast: sorting, norms, row scaling, bounded weight gradients, CUDA graphs, compilation."""

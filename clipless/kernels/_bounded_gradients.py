@@ -1,0 +1,365 @@
+"""Layers whose backward pass bounds what one example can add to a parameter's gradient.
+
+For one example with input x and cotangent g, the gradient of a linear or convolution weight has
+norm at most `||g|| ||x||` (times a known gain); that of a bias is a small vector. Each example's
+contribution is scaled by `min(1, limit / that)`, inside the sum over the batch, and left out where
+it is not finite. So the limit holds whatever surrounds the layer, at the price of two norms. The
+cotangent that flows to earlier layers is untouched.
+
+Limits serve two purposes. A limit that is proved never acts in a network that is what its proof is
+about; in any other it keeps the sensitivity true. A smaller one is product clipping.
+
+Products may be taken in bfloat16. Under autocast, torch rounds the gradient of a weight to bfloat16
+after it was summed over the batch. That is a rounding of everybody's sum: where it jumps, one
+example moves it by a whole spacing of bfloat16, however small its own gradient is, and no bound of
+one example's gradient says anything about it. Here nothing is rounded but an example's own
+activations and cotangents: gradients of weights are summed, and stay, in float32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clipless.kernels._dispatch import kernels_for
+from clipless.kernels._weight_sums import (
+    Geometry,
+    convolution_weight,
+    lies_row_by_row,
+    linear_weight,
+    rows_scaled,
+    transformed,
+)
+from clipless.nn._adaptive import ExceedanceCount
+
+Limits = Mapping[str, float]
+"""How large one example's gradient may be, by the parameter's name; others have no limit."""
+
+_LONGEST_SUM = 4096
+"""How many squares one norm on the CPU adds up: its rounding grows with their number."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """How a weight's limit is meant: one that acts by design, or a proved one that never should."""
+
+    by_design: bool = False
+    count: ExceedanceCount | None = None
+    """Counts the examples above the limit, for one that follows a quantile."""
+
+
+def rounds_products(x: Tensor) -> bool:
+    """Whether products with `x` are to be taken in bfloat16, by autocast."""
+    device = x.device.type
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Return `x` in bfloat16, for products in bfloat16."""
+    return x.to(torch.bfloat16)
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, limits: Limits, clip: Clip | None = None
+) -> Tensor:
+    """`F.linear`, rounded if x is; every example's gradients keep to their limits."""
+    norms = early_norm(x) if "weight" in limits else None
+    output: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, norms, limits.get("weight"), limits.get("bias"), clip or Clip()
+    )
+    return output
+
+
+def convolution(
+    x: Tensor,
+    kernel: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    *,
+    gain: float,
+    input_norm: Tensor | None,
+    limits: Limits,
+    clip: Clip | None = None,
+) -> Tensor:
+    """A convolution, rounded if x is; every example's gradients keep to their limits.
+
+    The kernel's gradient is at most `gain ||g|| ||x||`. `input_norm` holds ||x||, (batch,), if it
+    is to be that before padding; otherwise, and with a limit for the weight, it is taken from x.
+    """
+    output: Tensor = _Convolution.apply(  # type: ignore[no-untyped-call]
+        x, kernel, bias, input_norm, limits.get("weight"), limits.get("bias"), clip or Clip(),
+        gain, geometry,
+    )  # fmt: skip
+    return output
+
+
+def embedding(tokens: Tensor, table: Tensor, limits: Limits) -> Tensor:
+    """`F.embedding`; the gradient of one example with T tokens is at most `sqrt(T) ||g||`."""
+    if "weight" not in limits:
+        return F.embedding(tokens, table)
+    rows: Tensor = _Embedding.apply(tokens, table, limits["weight"])  # type: ignore[no-untyped-call]
+    return rows
+
+
+def row_parameter(parameter: Tensor, rows: int, limit: float | None) -> Tensor:
+    """Return a copy of a small parameter for every example, (rows, *shape).
+
+    Autograd then finds every example's own gradient; those are scaled to the limit and added up.
+    """
+    if limit is None:
+        return parameter.expand(rows, *parameter.shape)
+    copies: Tensor = _RowParameter.apply(parameter, rows, limit)  # type: ignore[no-untyped-call]
+    return copies
+
+
+def early_norm(x: Tensor) -> Tensor | None:
+    """The norms of a layer's inputs, where a compiler makes them a part of what computes x.
+
+    Elsewhere they are taken in the backward pass, of what the gradient is computed from: x is not
+    ours, and may have been overwritten (`x.data.mul_(2)`) since the forward pass.
+    """
+    return example_norm(x.detach()) if torch.compiler.is_compiling() else None
+
+
+def example_norm(x: Tensor) -> Tensor:
+    """An upper bound of the Euclidean norm of every example, (batch,), to within 1e-4 of it."""
+    size = x.shape[1:].numel()
+    kernels = _kernels_for(x)
+    if kernels is not None:
+        kernels.norms(x, norms := x.new_empty(x.shape[0], dtype=torch.float32))
+        return norms
+    energy = _energy(x)
+    # Squares that vanish are below the smallest normal number each.
+    return (energy + size * torch.finfo(energy.dtype).tiny).sqrt()
+
+
+def _energy(x: Tensor) -> Tensor:
+    """The sum of squares of every example, in float32 at least."""
+    wide = x.dtype if x.dtype == torch.float64 else torch.float32
+    if (
+        x.device.type != "cpu"
+        or torch.compiler.is_compiling()
+        or transformed()
+        or x.shape[1:].numel() <= 1
+    ):
+        squares = x.to(wide).square()
+        if x.ndim == 4:  # line by line: what compilers can make a part of the kernel that wrote x
+            squares = squares.sum(dim=(1, 3))
+        return squares.sum(dim=tuple(range(1, squares.ndim))) if squares.ndim > 1 else squares
+    rows = x.to(wide).flatten(1)
+    # Norms read every entry once, and write nothing; over long rows they lose digits on the CPU.
+    size = rows.shape[1]
+    even = size - size % _LONGEST_SUM
+    parts = [torch.linalg.vector_norm(rows[:, even:], dim=1, keepdim=True)] if even < size else []
+    if even:
+        whole = rows[:, :even].unflatten(1, (-1, _LONGEST_SUM))
+        parts.append(torch.linalg.vector_norm(whole, dim=2))
+    return torch.cat(parts, dim=1).square().sum(dim=1)
+
+
+def _kernels_for(*tensors: Tensor) -> ModuleType | None:
+    """The kernels of the GPU, if they can work on these tensors and nobody looks on."""
+    if torch.compiler.is_compiling() or transformed():
+        return None
+    kernels = [kernels_for(x) if lies_row_by_row(x) else None for x in tensors]
+    return None if None in kernels else kernels[0]
+
+
+def _factors(bounds: Tensor, limit: float) -> Tensor:
+    """`min(1, limit / bound)` for every example, and 0 where it is not a normal number."""
+    outside = bounds > limit
+    factors = torch.where(outside, limit / torch.where(outside, bounds, 1.0), 1.0)
+    # Numbers that are not normal have few digits: a factor among them could be too large by half.
+    usable = bounds.isfinite() & (factors >= torch.finfo(factors.dtype).tiny)
+    return torch.where(usable, factors, 0.0)
+
+
+def _bounded_sum(rows: Tensor, limit: float | None) -> Tensor:
+    """Add up the examples' own gradients, (batch, *shape), each scaled to the limit."""
+    if limit is not None:
+        rows = rows_scaled(rows, _factors(example_norm(rows), limit))
+    return rows.sum(dim=0)
+
+
+def _weight_factors(
+    cotangent: Tensor,
+    x: Tensor,
+    input_norm: Tensor | None,
+    limit: float | None,
+    gain: float,
+    clip: Clip,
+) -> Tensor | None:
+    """The factors of the examples in the weight's gradient; None if all are 1.
+
+    A proved limit never acts on what keeps to its proof. Rows that break it may be overwritten,
+    in `cotangent` and in `x`: nothing has to be kept of them but the bound.
+    """
+    if limit is None:
+        return None
+    if input_norm is None:
+        input_norm = example_norm(x)
+    kernels = None if clip.by_design else _kernels_for(cotangent, x)
+    if kernels is not None:
+        kernels.bound_rows(cotangent, x, input_norm, gain, limit)
+        return None
+    bounds = gain * example_norm(cotangent) * input_norm
+    if clip.count is not None:
+        clip.count.add(bounds > limit)
+    return _factors(bounds, limit)
+
+
+def _like(x: Tensor, operand: Tensor) -> Tensor:
+    """The other operand of a product with `x`: rounded if x is."""
+    return rounded(operand) if x.dtype == torch.bfloat16 else operand
+
+
+def _summable(tensor: Tensor) -> Tensor:
+    """What is added up over a batch, in float32 at least."""
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
+def _without_casts(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """A compiler traces backward passes under the autocast of the forward pass."""
+    if x.dtype != torch.bfloat16:
+        return contextlib.nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
+
+
+class _Linear(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        input_norm: Tensor | None,
+        weight_limit: float | None,
+        bias_limit: float | None,
+        clip: Clip,
+    ) -> Tensor:
+        return F.linear(x, _like(x, weight), None if bias is None else _like(x, bias))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, weight, bias, input_norm, ctx.weight_limit, ctx.bias_limit, ctx.clip = inputs
+        ctx.save_for_backward(x, weight, input_norm)
+        ctx.has_bias = bias is not None
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        (cotangent,) = cotangents
+        x, weight, input_norm = ctx.saved_tensors
+        with _without_casts(x):
+            to_input, to_weight, to_bias = None, None, None
+            if ctx.needs_input_grad[0]:
+                to_input = cotangent @ _like(x, weight)
+            rows, columns = _summable(cotangent), _summable(x)
+            if ctx.has_bias and ctx.needs_input_grad[2]:
+                own = rows.flatten(1, -2).sum(dim=1) if rows.ndim > 2 else rows
+                to_bias = _bounded_sum(own, ctx.bias_limit)
+            if ctx.needs_input_grad[1]:
+                factors = _weight_factors(
+                    rows, columns, input_norm, ctx.weight_limit, 1.0, ctx.clip
+                )
+                to_weight = linear_weight(rows, columns, factors, in_place=not ctx.clip.by_design)
+        return to_input, to_weight, to_bias, None, None, None, None
+
+
+class _Convolution(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        kernel: Tensor,
+        bias: Tensor | None,
+        input_norm: Tensor | None,
+        weight_limit: float | None,
+        bias_limit: float | None,
+        clip: Clip,
+        gain: float,
+        geometry: Geometry,
+    ) -> Tensor:
+        function = F.conv1d if x.ndim == 3 else F.conv2d
+        shift = None if bias is None else _like(x, bias)
+        return function(x, _like(x, kernel), shift, *geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        x, kernel, bias, input_norm, ctx.weight_limit, ctx.bias_limit = inputs[:6]
+        ctx.clip, ctx.gain, ctx.geometry = inputs[6:]
+        ctx.save_for_backward(x, kernel, input_norm)
+        ctx.has_bias = bias is not None
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        (cotangent,) = cotangents
+        x, kernel, input_norm = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.geometry
+        with _without_casts(x):
+            to_input, to_kernel, to_bias = None, None, None
+            if ctx.needs_input_grad[0]:
+                to_input, _, _ = torch.ops.aten.convolution_backward(
+                    cotangent, x, _like(x, kernel), None, stride, padding, dilation, False,
+                    [0] * len(stride), groups, [True, False, False],
+                )  # fmt: skip
+            rows, inputs = _summable(cotangent), _summable(x)
+            if ctx.has_bias and ctx.needs_input_grad[2]:
+                to_bias = _bounded_sum(rows.sum(dim=tuple(range(2, rows.ndim))), ctx.bias_limit)
+            if ctx.needs_input_grad[1]:
+                factors = _weight_factors(
+                    rows, inputs, input_norm, ctx.weight_limit, ctx.gain, ctx.clip
+                )
+                to_kernel = convolution_weight(
+                    rows, inputs, factors, kernel, ctx.geometry, in_place=not ctx.clip.by_design
+                )  # fmt: skip
+        return to_input, to_kernel, to_bias, None, None, None, None, None, None
+
+
+class _Embedding(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(tokens: Tensor, table: Tensor, limit: float) -> Tensor:
+        return F.embedding(tokens, table)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        tokens, table, ctx.limit = inputs
+        ctx.save_for_backward(tokens)
+        ctx.entries = table.shape[0]
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        (cotangent,) = cotangents
+        (tokens,) = ctx.saved_tensors
+        root = math.sqrt(tokens.shape[1:].numel())
+        rows = _summable(cotangent)
+        rows = rows_scaled(rows, _factors(root * example_norm(rows), ctx.limit))
+        gradient = torch.ops.aten.embedding_dense_backward(rows, tokens, ctx.entries, -1, False)
+        return None, gradient, None
+
+
+class _RowParameter(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(parameter: Tensor, rows: int, limit: float) -> Tensor:
+        return parameter.expand(rows, *parameter.shape).clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        _, _, ctx.limit = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        return _bounded_sum(_summable(cotangents[0]), ctx.limit), None, None

@@ -1,0 +1,20 @@
+"""The append-only book of all releases: its file, its readers, and budgets over it. No torch."""
+
+from clipless.ledger._budget import Budget, BudgetMeter, accountant_of, delta_of
+from clipless.ledger._file import read_ledger
+from clipless.ledger._format import INSECURE, EntryKind, LedgerText, parse, timestamp
+from clipless.ledger._ledger import Ledger
+
+__all__ = [
+    "Ledger",
+    "read_ledger",
+    "Budget",
+    "BudgetMeter",
+    "accountant_of",
+    "delta_of",
+    "EntryKind",
+    "LedgerText",
+    "parse",
+    "timestamp",
+    "INSECURE",
+]

@@ -1,0 +1,95 @@
+"""How a run of several processes begins: the same everywhere, or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from clipless.bounds._sensitivity import unwrap
+from clipless.distributed._group import Team
+from clipless.distributed._ownership import share_weights
+from clipless.distributed._processes import Processes, processes_present
+from clipless.distributed._sharded import is_sharded
+from clipless.distributed._sharded_group import ShardedTeam
+from clipless.errors import PrivacyError
+from clipless.ledger import Ledger
+from clipless.losses import Loss
+from clipless.privacy._plan import Plan
+
+
+def begin_together(
+    processes: Processes,
+    *,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    dataset: Any,
+    criterion: Loss,
+    further: dict[str, object],
+) -> None:
+    """Refuse processes that differ, then give all the weights of process 0."""
+    model = unwrap(module)
+    sharded = is_sharded(model)
+    processes.compare(
+        {
+            "model": type(model).__name__,
+            "parameters": {
+                name: (tuple(t.shape), t.dtype, t.requires_grad)
+                for name, t in [*model.named_parameters(), *model.named_buffers()]
+            },
+            "wrapper": type(module).__name__,
+            "optimizer": type(optimizer).__name__,
+            "optimizer options": _options_of(optimizer),
+            "criterion": repr(criterion),
+            "sharded": sharded,
+            "examples": len(dataset),
+            **further,
+        }
+    )
+    if not sharded:  # of a sharded model there is one copy, of which each process has a part
+        share_weights(model)
+
+
+def agree_on_plan(processes: Processes, plan: Plan) -> None:
+    """Refuse processes with different plans."""
+    processes.compare({key: json.dumps(value) for key, value in plan.to_dict().items()})
+
+
+def form_team(processes: Processes, plan: Plan, module: nn.Module) -> Team:
+    """Return what the session of this process does with those of the others."""
+    model = unwrap(module)
+    trainable = [model.get_parameter(p.name) for p in plan.parameters]
+    if is_sharded(model):
+        if plan.precision == "bfloat16":
+            raise PrivacyError("sharded models are trained in float32: leave precision out")
+        return ShardedTeam(processes, trainable, model)
+    return Team(processes, trainable, module)
+
+
+def ledger_together(make: Callable[[], Ledger]) -> Ledger:
+    """Open a ledger in process 0; the others follow it in memory.
+
+    What process 0 does to its ledger the others do to theirs, so that all know what is spent.
+    Only the first one is kept.
+    """
+    processes = processes_present()
+    if processes is None:
+        return make()
+    opened: list[Ledger] = []
+
+    def snapshot() -> str:
+        opened.append(make())
+        return opened[0].snapshot()
+
+    text = processes.from_first(snapshot)
+    return opened[0] if opened else Ledger(None, snapshot=text)
+
+
+def _options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, str]]:
+    return [
+        {key: str(value) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]

@@ -1,0 +1,1 @@
+"""Compiled calls and CUDA graphs: adapters around the private step."""

@@ -1,0 +1,380 @@
+"""Data loaders that sample the way the accountant assumes."""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from clipless.accounting import PoissonSampling, Sampling
+from clipless.common._arguments import missing
+from clipless.common._release import empty_row
+from clipless.distributed._processes import rank_and_size
+from clipless.errors import PrivacyError
+from clipless.privacy.sampling._batches import (
+    StepSample,
+    count_micro_batches,
+    make_source,
+    split_step,
+    tag,
+    without_record,
+)
+from clipless.privacy.sampling._samplers import (
+    IndexSampler,
+    largest_sample,
+    padded_sampling,
+    shard,
+    steps_of_one_pass,
+)
+from clipless.privacy.sampling._views import Augment, Views
+from clipless.privacy.sampling._wrapping import check_distinct, check_wrappable, default_sampling
+from clipless.privacy.step import _refusals as refusals
+
+_claiming = threading.Lock()
+
+
+class PrivateLoader:
+    """Batches of a data set, one independent sample for every step.
+
+    Guarantee: each step's batch is drawn as `sampling` (the attribute) says, independently of all
+    other steps; no sample is handed out twice, whether an iteration ends, is abandoned or starts
+    anew. An empty Poisson sample is handed out as a batch of no examples. The seeds and the
+    timing of workers have no influence on which examples are drawn.
+
+    An iteration, `for x, y in loader`, is an epoch of `steps_per_epoch` steps (by default as many
+    as see each example once on average); the next one continues with fresh samples. `current`
+    describes the batch handed out last.
+
+    `data`: a tensor, a tuple of tensors or a `TensorDataset` (rows are gathered where the tensors
+    are, at once), or any map-style data set (read through a `DataLoader`, to which `num_workers`
+    and the arguments after it belong; they do not apply to tensors, `pin_memory` excepted).
+    `micro_batch_size`: steps are handed out in batches of at most this many examples;
+    `current` tells which step a batch belongs to and which batch is its last.
+    `pad`: every batch has the same number of rows, `rows`; rows that are padding are made of
+    zeros and have weight 0 in `current.weights`. Samples that do not fit are cut to a random
+    subset: `sampling.max_batch_size`, chosen by `padded_sampling` unless given, says where.
+    `augment`, `views`: the first part of every batch is augmented (see `Augment`), each
+    example `views` times; its rows follow each other, and the other parts of the batch are
+    repeated. Sizes of samples and micro-batches count examples. The views of a step are a
+    function of the sampler's key, like its sample.
+    `insecure_seed`: for tests. Samples always come from the operating system's randomness
+    otherwise; what is trained with these is not private, and no epsilon is printed for it.
+    `rank`, `world_size`: hand out this process's part of each step's sample only; by default they
+    are those of the process group, if there is one. All processes must load one `state_dict`, which
+    the engine does for them.
+
+    A loader belongs to one private training session at a time, and its samples to that one: each is
+    released once.
+
+    `collate_fn` and data sets must keep examples apart: one that mixes examples of a batch
+    (mixup in the collate function, for instance) voids the guarantee and cannot be noticed here.
+
+    Example:
+        >>> data = (torch.randn(1000, 3), torch.zeros(1000))
+        >>> sampling = PoissonSampling(dataset_size=1000, rate=0.1)
+        >>> loader = PrivateLoader(data, sampling=sampling, pad=True)
+        >>> for x, y in loader:
+        ...     pass
+        >>> len(loader), x.shape, loader.sampling.max_batch_size
+        (10, torch.Size([176, 3]), 176)
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        sampling: Sampling,
+        steps_per_epoch: int | None = None,
+        micro_batch_size: int | None = None,
+        pad: bool = False,
+        augment: Augment | None = None,
+        views: int | None = None,
+        insecure_seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        num_workers: int = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        persistent_workers: bool = False,
+        prefetch_factor: int | None = None,
+        timeout: float = 0,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        here = rank_and_size()
+        rank = here[0] if rank is None else rank
+        world_size = here[1] if world_size is None else world_size
+        if not 0 <= rank < world_size:
+            raise PrivacyError(f"rank={rank} is not one of world_size={world_size} processes")
+        if micro_batch_size is not None and micro_batch_size < 1:
+            raise PrivacyError(f"micro_batch_size={micro_batch_size} must be at least 1")
+        self._sampler = IndexSampler(
+            sampling=padded_sampling(sampling) if pad else sampling, insecure_seed=insecure_seed
+        )
+        self._views = Views(augment=augment, views=views)
+        self._rank, self._world_size = rank, world_size
+        self._micro_batch_size, self._padded = micro_batch_size, pad
+        if pad:
+            # As many batches as needed, and no more rows in each than that number needs.
+            largest = largest_sample(self.sampling)
+            count = self._count_micro_batches(largest)
+            self._micro_batch_size = math.ceil(largest / (world_size * count))
+        self.dataset = data
+        self.steps_per_epoch = (
+            steps_of_one_pass(self.sampling) if steps_per_epoch is None else steps_per_epoch
+        )
+        if self.steps_per_epoch < 1:
+            raise PrivacyError(f"steps_per_epoch={steps_per_epoch} must be at least 1")
+        self.current: StepSample | None = None
+        """The batch handed out last; None before the first."""
+        self.origin = object()
+        """Stands for this loader in the samples that it draws."""
+        self._session: weakref.ref[object] | None = None
+        self._over: str | None = None
+        self._iteration = 0
+        self._state_is_shared = world_size == 1 or insecure_seed is not None
+
+        read = partial(
+            DataLoader,
+            num_workers=num_workers,
+            worker_init_fn=worker_init_fn,
+            persistent_workers=persistent_workers,
+            prefetch_factor=prefetch_factor,
+            timeout=timeout,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+        )
+        self._source = make_source(
+            data,
+            collate_fn=collate_fn,
+            rows=self._micro_batch_size if pad else None,
+            pin_memory=pin_memory,
+            read=read,
+        )
+        self._check_size()
+        check_distinct(data)
+        if augment is not None:
+            self._views.check(self._source.first())
+
+    @classmethod
+    def from_data_loader(
+        cls,
+        loader: DataLoader[Any],
+        *,
+        sampling: Sampling | None = None,
+        steps_per_epoch: int | None = None,
+        micro_batch_size: int | None = None,
+        pad: bool = False,
+        augment: Augment | None = None,
+        views: int | None = None,
+        insecure_seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> PrivateLoader:
+        """Sample from the data set of a `DataLoader`, read and collated as that loader does.
+
+        Only how examples are chosen changes. `sampling` defaults to Poisson sampling with the
+        loader's batch size as expected batch size. `shuffle` and `drop_last` no longer mean
+        anything: no sample is a remainder. Loaders that choose examples in a way of their own
+        (weighted, distributed, with replacement, streams) are refused with `PrivacyError`.
+        """
+        batch_size = check_wrappable(loader)
+        return cls(
+            loader.dataset,
+            sampling=sampling or default_sampling(loader, batch_size),
+            steps_per_epoch=steps_per_epoch,
+            micro_batch_size=micro_batch_size,
+            pad=pad,
+            augment=augment,
+            views=views,
+            insecure_seed=insecure_seed,
+            rank=rank,
+            world_size=world_size,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            num_workers=loader.num_workers,
+            worker_init_fn=loader.worker_init_fn,
+            persistent_workers=loader.persistent_workers,
+            prefetch_factor=loader.prefetch_factor,
+            timeout=loader.timeout,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+        )
+
+    @property
+    def sampling(self) -> Sampling:
+        """How examples are really drawn, any cut included: what the accountant must be told."""
+        return self._sampler.sampling
+
+    @property
+    def insecure(self) -> bool:
+        """Whether somebody chose the seed: then nothing is private."""
+        return self._sampler.insecure
+
+    @property
+    def next_step(self) -> int:
+        """The number that the next step will have."""
+        return self._sampler.step
+
+    @property
+    def rows(self) -> int | None:
+        """The rows of every batch if batches are padded, else None."""
+        if not self._padded:
+            return None
+        if self._micro_batch_size is None:
+            raise missing("micro batch size")
+        return self._micro_batch_size * self.views
+
+    @property
+    def views(self) -> int:
+        """How many rows every example has in its batch."""
+        return self._views.count
+
+    def __len__(self) -> int:
+        """Return the number of batches in an iteration; `TypeError` if that depends on the draw."""
+        if self._micro_batch_size is None:
+            return self.steps_per_epoch
+        if isinstance(self.sampling, PoissonSampling) and not self._padded:
+            raise TypeError(
+                "Poisson samples vary in size, and so does the number of their micro-batches: "
+                "use steps_per_epoch, or pad=True for a constant number"
+            )
+        return self.steps_per_epoch * self._count_micro_batches(largest_sample(self.sampling))
+
+    def __iter__(self) -> Iterator[Any]:
+        self._iteration += 1
+        return self._iterate(self._iteration)
+
+    def _iterate(self, iteration: int) -> Iterator[Any]:
+        if not self._state_is_shared:
+            raise PrivacyError(
+                "each process would draw a sample of its own: load the state_dict of one into all "
+                "(itself included) before iterating"
+            )
+        self._check_newest(iteration)
+        end = self._sampler.step + self.steps_per_epoch
+        while self._sampler.step < end:
+            origin, steps = self.origin, range(self._sampler.step, end)
+            for sample, batch in self._source.batches(self._draw(steps)):
+                self._sampler.step = sample.step + 1
+                self.current = sample
+                if self._views.augments:
+                    part = f"augmentation/{self._rank}/{sample.micro_batch}"
+                    seed = self._sampler.seed_for(part, step=sample.step)
+                    batch = self._views.of(batch, seed=seed)
+                tag(batch, sample)
+                yield batch
+                self._check_newest(iteration)
+                if self.origin is not origin:  # what was read ahead is not to be used
+                    break
+
+    def _draw(self, steps: range) -> Iterator[StepSample]:
+        for step in steps:
+            self._check_size()
+            drawn = self._sampler.draw(step=step)
+            # With padding the number of batches is constant too; without, it is that of the
+            # largest part, so that all processes run the same number of backward passes.
+            largest = largest_sample(self.sampling) if self._padded else len(drawn)
+            samples = split_step(
+                step=step,
+                indices=shard(drawn, rank=self._rank, world_size=self._world_size),
+                count=self._count_micro_batches(largest),
+                micro_batch_size=self._micro_batch_size,
+                padded=self._padded,
+                views=self.views,
+                device=self._source.device,
+                origin=self.origin,
+            )
+            empty = empty_row(self.sampling.dataset_size)
+            yield from (without_record(each, empty, self._source.device) for each in samples)
+
+    def _count_micro_batches(self, sample_size: int) -> int:
+        largest_part = math.ceil(sample_size / self._world_size)
+        return count_micro_batches(size=largest_part, micro_batch_size=self._micro_batch_size)
+
+    def _check_newest(self, iteration: int) -> None:
+        if self._over is not None:
+            raise refusals.session_over("the loader", self._over)
+        if iteration != self._iteration:
+            raise PrivacyError(
+                "this iteration was superseded by a newer one over the same loader, or by loading "
+                "a state; going on would hand out samples twice. Use one iteration at a time."
+            )
+
+    def _check_size(self) -> None:
+        size = len(self._source)
+        if size != self.sampling.dataset_size:
+            raise PrivacyError(
+                f"the data set has {size} examples but the sampling describes "
+                f"{self.sampling.dataset_size}; the rate and the accounting rest on that number. "
+                "Build the loader anew for a data set that changed."
+            )
+
+    # --- the session that the loader belongs to --------------------------------------------------
+
+    def check_free(self) -> None:
+        """Refuse to be given to a second session: a sample is released once."""
+        if self._session is not None and self._session() is not None:
+            raise refusals.loader_taken()
+
+    def begin(
+        self, session: object, *, key: int, repeated: Mapping[str, Any] | None, until: int
+    ) -> None:
+        """Belong to a session from here on, and draw its samples: see `IndexSampler.begin`."""
+        with _claiming:
+            self.check_free()
+            self._session, self._over = weakref.ref(session), None
+        self._sampler.begin(key=key, repeated=repeated, until=until)
+        self.origin = object()  # what was drawn before belongs to nobody
+        self._supersede(shared=True)
+
+    def repeat_no_more(self) -> None:
+        """Go on with fresh samples, in the middle of an iteration too."""
+        self._sampler.repeat_no_more()
+        self.origin, self.current = object(), None
+
+    def end(self, reason: str) -> None:
+        """Hand out nothing more: the session is over."""
+        self._over = reason
+
+    def let_go(self, session: object) -> None:
+        """Belong to nobody again."""
+        if self._session is not None and self._session() is session:
+            self._session = self._over = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which process's part of the samples this is, of how many."""
+        return self._rank, self._world_size
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what continues the schedule after the step handed out last. Keep it secret."""
+        return self._sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the schedule where `state` was saved; a running iteration is superseded.
+
+        Refuses to go back to before steps that this loader has handed out itself. A session that
+        is given this loader draws samples of its own.
+        """
+        own = self._sampler.state_dict()
+        if state["key"] == own["key"] and state["step"] < own["step"]:
+            raise PrivacyError(
+                f"this state goes back to step {state['step']}, but step {own['step'] - 1} was "
+                "handed out: the same samples under other noise are not what is accounted for."
+            )
+        self.check_free()
+        self._sampler.load_state_dict(state)
+        self._supersede(shared=True)
+
+    def _supersede(self, *, shared: bool) -> None:
+        self._iteration += 1
+        self.current = None
+        self._state_is_shared = shared

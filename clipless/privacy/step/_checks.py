@@ -1,0 +1,279 @@
+"""Checks that a private run makes of the user's objects, before and while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipless.bounds._refusal import any_global_hooks, hooks_of
+from clipless.distributed._sharded import local
+from clipless.errors import PrivacyError
+from clipless.losses import Loss
+from clipless.privacy._precision import Precision
+from clipless.privacy.sampling._batches import StepSample, row_weights, sample_of
+
+
+def check_criterion(criterion: Any) -> None:
+    """Refuse anything but a per-example loss of this library, untouched."""
+    if not isinstance(criterion, Loss):
+        raise PrivacyError(
+            f"{type(criterion).__name__} is not a per-example loss with a known constant. Use "
+            "one of clipless.losses (CrossEntropy, BinaryCrossEntropy, ...), or wrap a "
+            "function of one example in clipless.losses.PerExample."
+        )
+    if not type(criterion).__module__.startswith("clipless.losses."):
+        raise PrivacyError(
+            f"{type(criterion).__name__} is a loss class of its own, and nothing shows that it "
+            "keeps examples apart. Write it as a function of one example and wrap it in "
+            "clipless.losses.PerExample."
+        )
+    replaced = {"forward", "per_example", "lipschitz", "lipschitz_for"} & set(vars(criterion))
+    if replaced or next(hooks_of(criterion), None) is not None:
+        raise PrivacyError(
+            "the criterion carries a hook or a replaced method, which could mix examples unseen. "
+            "Use it as it is, or write a clipless.losses.PerExample."
+        )
+
+
+def check_criterion_call(criterion: Any, arguments: tuple[Any, ...]) -> None:
+    """The criterion is still what it was when it was made private, and called as it must be."""
+    if len(arguments) != 2:
+        raise PrivacyError("call the private criterion as criterion(output, target)")
+    if criterion.reduction != "none":
+        raise PrivacyError(
+            "the criterion's reduction was changed. In private training it sums over examples "
+            "and divides by the public batch size: leave it alone."
+        )
+    check_criterion(criterion)
+
+
+def check_output(output: Any) -> None:
+    """The model returned one tensor, for the criterion."""
+    if not isinstance(output, Tensor):
+        raise PrivacyError(
+            f"the model returned a {type(output).__name__} instead of a tensor, whose "
+            "gradients cannot be held back. Return the output for the criterion alone."
+        )
+
+
+def check_no_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a step that evaluates the loss itself."""
+    closure = kwargs.get("closure") if len(args) < 2 else args[1]
+    if closure is not None:
+        raise PrivacyError(
+            "the optimizer was given a closure, which may evaluate the gradient any number of "
+            "times in one step. Use an optimizer that steps on the gradients it finds."
+        )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
+    """The optimizer holds the model's trainable parameters, all of them and no others."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if held - {id(p) for p in parameters.values()}:
+        raise PrivacyError(
+            "the optimizer holds parameters that are not the model's. Their gradients have no "
+            "bound: give them an optimizer of their own. (If layers were replaced, make the "
+            "optimizer anew.)"
+        )
+    lacking = [name for name, p in parameters.items() if p.requires_grad and id(p) not in held]
+    if lacking:
+        raise PrivacyError(
+            f"the optimizer lacks trainable parameters of the model: {', '.join(lacking)}. "
+            "Add them, or freeze them with requires_grad_(False) before make_private."
+        )
+
+
+def check_gradient_hooks(parameters: Iterable[Tensor]) -> None:
+    """Refuse hooks that could change gradients on their way."""
+    for parameter in parameters:
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise PrivacyError(
+                "a parameter carries a gradient hook, which could change gradients before they "
+                "get their noise. Remove it."
+            )
+
+
+def check_global_hooks() -> None:
+    """Refuse hooks on all modules at once, which could change or mix activations."""
+    if any_global_hooks():
+        raise PrivacyError(
+            "a hook on all modules is registered (torch.nn.modules.module.register_module_...), "
+            "which could change activations or mix examples unseen. Remove it for training."
+        )
+
+
+def check_target(target: Any, sample: StepSample) -> None:
+    """Refuse targets that were drawn in another batch than the inputs."""
+    drawn = sample_of((target,))
+    if drawn is not None and drawn is not sample:
+        raise PrivacyError(
+            "the targets were drawn from the private loader in another batch than the inputs. "
+            "Pass the criterion the targets of the batch that went through the model."
+        )
+
+
+def marked_sample(inputs: tuple[Any, ...]) -> StepSample | None:
+    """Return the sample that the model's inputs are marked with; refuse several at once."""
+    marks = [mark for each in inputs if (mark := sample_of((each,)) or used_for(each))]
+    if any(mark is not marks[0] for mark in marks):
+        raise PrivacyError(
+            "the model was called on tensors of several batches at once. Call it on what the "
+            "private loader handed out together."
+        )
+    return marks[0] if marks else None
+
+
+def mark_used(inputs: tuple[Any, ...], sample: StepSample) -> None:
+    """Note which sample tensors were used for that the loader did not mark itself."""
+    for value in inputs:
+        if isinstance(value, Tensor) and not value.is_inference():
+            value._clipless_used = (sample, value._version)  # type: ignore[attr-defined]
+
+
+def used_for(value: Any) -> StepSample | None:
+    """Return the sample that this tensor was used for before, unless it was filled anew."""
+    sample, version = getattr(value, "_clipless_used", (None, None))
+    return sample if isinstance(sample, StepSample) and value._version == version else None
+
+
+def weights_on(sample: StepSample, device: torch.device) -> Tensor | None:
+    """The weights of a padded batch's rows, made where they are needed: a copy would wait."""
+    if sample.weights is None or sample.weights.device == device:
+        return sample.weights
+    return row_weights(
+        rows=sample.rows, real=sample.views * len(sample.indices), device=device
+    )  # fmt: skip
+
+
+def check_scaler(scaler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse optimizers that would divide noise by the scale of the loss."""
+    if scaler is None or not scaler.is_enabled():
+        return
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        raise PrivacyError(
+            "a fused optimizer undoes the scale of a gradient scaler itself, and would divide the "
+            "noise by it. Use the optimizer with fused=False, or no scaler (bfloat16 needs none)."
+        )
+
+
+def check_inputs(inputs: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Examples must have the shape that the bounds were proved for, and nothing behind them."""
+    found = tuple(tuple(x.shape[1:]) for x in inputs if isinstance(x, Tensor))
+    if not found:
+        raise PrivacyError("call the private model with its inputs by position: model(x)")
+    if found != shapes:
+        raise PrivacyError(
+            f"the model was called on examples of shape {_words(found)}, but its bounds were "
+            f"proved for {_words(shapes)}. Bring all examples to one shape, and pass it as "
+            "input_shape= if it is not that of the data set's examples."
+        )
+    if any(isinstance(x, Tensor) and x.grad_fn is not None for x in inputs):
+        raise PrivacyError(
+            "the model's input was computed by something that can be trained. Gradients end at "
+            "the model: make what comes before it a part of the model, or compute the input under "
+            "torch.no_grad()."
+        )
+
+
+def _words(shapes: tuple[tuple[int, ...], ...]) -> str:
+    return ", ".join(map(str, shapes))
+
+
+def check_precision(inputs: tuple[Any, ...], precision: Precision = "float32") -> None:
+    """Refuse roundings that are coarser than those the plan's slack covers."""
+    device = next((x.device.type for x in inputs if isinstance(x, Tensor)), "cpu")
+    if torch.is_autocast_enabled(device) and not (
+        precision == "bfloat16" and torch.get_autocast_dtype(device) == torch.bfloat16
+    ):
+        raise PrivacyError(
+            "autocast is on. Rounding in reduced precision can add more to a gradient than the "
+            "slack in the sensitivities covers: train in float32, or pass precision='bfloat16' to "
+            "make_private, which casts by itself and has a slack for it."
+        )
+    if precision == "float32" and uses_tf32(device):
+        raise PrivacyError(
+            "TF32 is on, torch's default for convolutions on a GPU. Its rounding can add more to a "
+            "gradient than the slack in the sensitivities covers: pass precision='tf32' to "
+            "make_private, which has a slack for it, or set "
+            "torch.backends.cudnn.allow_tf32 = False and "
+            "torch.backends.cuda.matmul.allow_tf32 = False."
+        )
+    if precision != "bfloat16" and device == "cpu" and "bf16" in _cpu_formats():
+        raise PrivacyError(
+            "products of float32 numbers may be computed in bfloat16 here "
+            "(torch.set_float32_matmul_precision('medium'), or torch.backends.mkldnn). Set it to "
+            "'highest', or pass precision='bfloat16' to make_private."
+        )
+    matmul = torch.backends.cuda.matmul
+    if (
+        precision == "bfloat16"
+        and device == "cuda"
+        and matmul.allow_bf16_reduced_precision_reduction
+    ):
+        raise PrivacyError(
+            "sums of bfloat16 products may be rounded on the way, torch's default. Set "
+            "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False."
+        )
+
+
+def uses_tf32(device: str = "cuda") -> bool:
+    """Whether convolutions or matrix products may round their inputs to TF32."""
+    if device != "cuda":
+        return device == "cpu" and "tf32" in _cpu_formats()
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    convolution = getattr(cudnn, "conv", None)  # since torch 2.9; the old name may then raise
+    if convolution is not None:
+        return "tf32" in (convolution.fp32_precision, matmul.fp32_precision)
+    return bool(cudnn.allow_tf32 or matmul.allow_tf32)
+
+
+def _cpu_formats() -> tuple[str, ...]:
+    """The formats that products of float32 numbers may be computed in on the CPU."""
+    parts = (getattr(torch.backends.mkldnn, name, None) for name in ("matmul", "conv"))
+    return tuple(str(part.fp32_precision) for part in parts if part is not None)
+
+
+class WeightSeal:
+    """Notices edits of parameters, cheaply enough for every step.
+
+    Parameters are recognised by their version counters, addresses and norms. An edit through
+    `.data` that changes neither the address nor the norm goes unnoticed; so does, where reading a
+    value would stall the device, any edit through `.data` that keeps the address.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = [local(parameter) for parameter in model.parameters()]
+        self.renew()
+
+    def renew(self) -> None:
+        """Accept the parameters as they are now."""
+        self._versions, self._norms = self._counters(), self._norms_now()
+
+    def touched(self) -> bool:
+        """Whether the counters have moved since the last `renew`: a look at no value."""
+        return self._counters() != self._versions
+
+    def broken(self) -> bool:
+        """Whether parameters have changed since the last `renew`."""
+        if self.touched():
+            return True
+        norms = self._norms_now()
+        return norms is not None and self._norms is not None and not torch.equal(norms, self._norms)
+
+    def _counters(self) -> list[tuple[int, int]]:
+        return [(p._version, p.data_ptr()) for p in self._parameters]
+
+    @torch.no_grad()
+    def _norms_now(self) -> Tensor | None:
+        if not all(map(may_be_read, self._parameters)):
+            return None
+        norms = torch._foreach_norm(self._parameters)
+        return torch.stack([norm.double() for norm in norms])
+
+
+def may_be_read(tensor: Tensor) -> bool:
+    """Whether a look at the values costs nothing; on a GPU it would wait for all that is queued."""
+    return tensor.device.type == "cpu"

@@ -1,0 +1,243 @@
+"""Bounds that hold by construction: the only way from a private forward pass to a parameter.
+
+While a private forward pass runs, every layer that holds trainable parameters computes with
+*leaves*: tensors that share the parameters' memory, made anew for every pass, and that nothing but
+these stand-ins can reach. Each use of a leaf scales what one example adds to its gradient to the
+bound that was planned for that use (`BoundedModule.forward_bounded`), and is refused if its input
+has not one row for each example. The backward pass asks for gradients of the leaves of its own
+forward pass and of nothing else. So, whatever else `forward` does:
+
+- a parameter's gradient is a sum of its planned uses, each within its bound for every example;
+- a use that was not planned, and a parameter without a bound, have a gradient of exactly zero;
+- a weight that is used in any other way, or was used in another pass, has no gradient by that way.
+
+What this cannot bound is what one example does to another's contribution: that examples stay apart
+is proved by the trace, and tried on the running model (`RowTrial`).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipless.bounds import SensitivityReport
+from clipless.errors import PrivacyError
+from clipless.kernels._bounded_gradients import Limits, row_parameter
+from clipless.nn._base import BoundedModule
+from clipless.privacy._plan import Plan
+from clipless.privacy.compiled._recorded import Pull
+
+_MARGIN = {"float32": 1e-4, "tf32": 1.2e-3, "bfloat16": 1.2e-3}
+"""By how much norms are computed too small at most, and operands of products are rounded up."""
+_NOTHING: Limits = {}
+_NO_LEAVES: dict[int, Tensor] = {}
+
+
+class Enforcement:
+    """Stand-ins for a model's layers, which keep gradients within the bounds of a plan.
+
+    `sharded`: leaves are the parameters that the layers have at the time of the call. Others can
+    reach those, so the graph behind an output is searched for other ways to a parameter.
+    """
+
+    def __init__(
+        self, model: nn.Module, trainable: Sequence[Tensor], *, sharded: bool = False
+    ) -> None:
+        self._model, self._trainable, self._sharded = model, list(trainable), sharded
+        self.leaves: list[Tensor] = []
+        """One for each trainable parameter, in their order, for the pass that began last."""
+        self.rows: int | None = None
+        """How many examples are in the batch of that pass."""
+        self._calls: list[_BoundedCall] = []
+        self._ways: list[Any] = []
+        """Of a sharded model: the nodes of the graph by which parameters may be reached."""
+
+    def adopt(self, report: SensitivityReport, plan: Plan) -> None:
+        """Hold gradients to these bounds from the next forward pass on."""
+        room = (1 + plan.arithmetic_slack) * (1 - _margin(self._trainable[0].dtype, plan))
+        uses: defaultdict[nn.Module, list[Limits]] = defaultdict(list)
+        for node in report.nodes:
+            if node.gradient_bounds:
+                module = self._model.get_submodule(node.name)
+                own = {id(p): name for name, p in module.named_parameters()}
+                uses[module].append(
+                    {
+                        own[id(self._model.get_parameter(name))]: room * bound / plan.loss_divisor
+                        for name, bound in node.gradient_bounds.items()
+                        if bound > 0 and self._model.get_parameter(name).requires_grad
+                    }
+                )
+        self._calls = [_BoundedCall(self, module, tuple(each)) for module, each in uses.items()]
+
+    @contextmanager
+    def stand_in(self) -> Iterator[None]:
+        """Let the layers compute with leaves, and their backward passes keep the bounds."""
+        self.renew_leaves()
+        for call in self._calls:
+            vars(call.module)["forward"] = call
+        try:
+            yield
+        finally:
+            for call in self._calls:
+                vars(call.module).pop("forward", None)
+
+    def begin_pass(self, inputs: Sequence[Any]) -> None:
+        """Count uses anew: another pass of the model begins, on these inputs."""
+        self.rows = next((x.shape[0] for x in inputs if isinstance(x, Tensor)), None)
+        for call in self._calls:
+            call.used = 0
+
+    def renew_leaves(self) -> None:
+        """Let nothing that ran before have a way to the gradients of what runs now."""
+        leaves = None
+        self._ways = []
+        if not self._sharded:
+            self.leaves = [each.detach().requires_grad_() for each in self._trainable]
+            leaves = dict(zip(map(id, self._trainable), self.leaves, strict=True))
+        for call in self._calls:
+            call.begin(leaves)
+
+    def way_back(self, output: Tensor) -> Pull:
+        """Return the way from an output of the present pass to the gradients of its parameters."""
+        if self._sharded:
+            _refuse_other_ways(output, self._ways)
+        return functools.partial(self.gradients, output, leaves=self.leaves)
+
+    def lead_to(self, parameter: Tensor) -> Tensor:
+        """Return a parameter of a sharded model for one use of it."""
+        if not parameter.requires_grad:
+            return parameter
+        seen = parameter.view_as(parameter)
+        self._ways.append(seen.grad_fn)
+        return seen
+
+    def gradients(
+        self, output: Tensor, cotangents: Tensor, leaves: Sequence[Tensor] | None = None
+    ) -> list[Tensor | None]:
+        """Return the gradients of the trainable parameters: those of their leaves."""
+        if not output.requires_grad:
+            return [None] * len(self._trainable)
+        if self._sharded:  # which sums what it finds in `grad` over all processes
+            torch.autograd.backward(output, cotangents)
+            return [parameter.grad for parameter in self._trainable]
+        return list(
+            torch.autograd.grad(output, leaves or self.leaves, cotangents, allow_unused=True)
+        )  # fmt: skip
+
+
+class _BoundedCall:
+    """The forward method of one layer, as long as a private forward pass runs."""
+
+    def __init__(
+        self, enforcement: Enforcement, module: nn.Module, uses: tuple[Limits, ...]
+    ) -> None:
+        self.module, self.used = module, 0
+        self._enforcement, self._uses = enforcement, uses
+        # Sharding puts a class of its own in front.
+        kinds = [k for k in type(module).__mro__ if not k.__module__.startswith("torch.distrib")]
+        ours = kinds[0].__module__.startswith("clipless.nn.")
+        if isinstance(module, BoundedModule) and ours:
+            self._forward: Callable[..., Any] = module.forward_bounded
+        else:
+            self._forward = functools.partial(_by_rows, module)
+
+    def begin(self, leaves: Mapping[int, Tensor] | None) -> None:
+        """Take the parameters as they are now: a leaf where a use is planned, else its values."""
+        self.used = 0
+        self._parameters: list[dict[str, Any]] | None = None
+        if leaves is not None:
+            self._parameters = [self._seen(limits, leaves) for limits in (*self._uses, _NOTHING)]
+
+    def _seen(self, limits: Limits, leaves: Mapping[int, Tensor]) -> dict[str, Any]:
+        """The parameters that a use sees, by name, and None for those that the layer lacks."""
+        absent = {name: None for name, each in self.module._parameters.items() if each is None}
+        return absent | {
+            name: leaves.get(id(each), each) if name in limits else each.detach()
+            for name, each in self.module.named_parameters()
+        }
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        use = min(self.used, len(self._uses))
+        self.used += 1
+        limits = self._uses[use] if use < len(self._uses) else _NOTHING
+        if named:
+            signature = inspect.signature(type(self.module).forward)
+            given = signature.bind(self.module, *inputs, **named)
+            given.apply_defaults()
+            inputs = given.args[1:]
+        if limits:
+            self._check_rows(inputs[0])
+        known = self._parameters
+        # The parameters of a sharded model are whole for as long as their layer runs.
+        parameters = self._used_now(limits) if known is None else known[use]
+        return self._forward(*inputs, parameters=parameters, limits=limits)
+
+    def _used_now(self, limits: Limits) -> dict[str, Any]:
+        seen = self._seen(limits, _NO_LEAVES)
+        return seen | {name: self._enforcement.lead_to(seen[name]) for name in limits}
+
+    def _check_rows(self, x: Tensor) -> None:
+        """Refuse rows that are not examples: each would have a bound of its own, or share one."""
+        expected = self._enforcement.rows
+        found = x.shape[0] if x.ndim else None
+        if found != expected and not torch._C._are_functorch_transforms_active():
+            raise PrivacyError(
+                f"{type(self.module).__name__} was called on {found} rows, in a batch of "
+                f"{expected} examples: its gradient would not be bounded for each example. Keep "
+                "the examples on the first axis, one row for each, and give layers with trainable "
+                "parameters nothing but examples."
+            )
+
+
+def _by_rows(
+    module: nn.Module, *inputs: Any, parameters: Mapping[str, Tensor], limits: Limits
+) -> Any:
+    """Run a layer that is not ours on one example at a time, each with parameters of its own."""
+    plain = copy.copy(module)
+    vars(plain).pop("forward", None)
+    rows = inputs[0].shape[0]
+    copies = {n: row_parameter(p, rows, limits.get(n)) for n, p in parameters.items()}
+
+    def one(own: dict[str, Tensor], *example: Any) -> Any:
+        batch = tuple(x.unsqueeze(0) if isinstance(x, Tensor) else x for x in example)
+        return torch.func.functional_call(plain, own, batch).squeeze(0)
+
+    axes = (0, *(0 if isinstance(x, Tensor) else None for x in inputs))
+    try:
+        return torch.func.vmap(one, axes, randomness="different")(copies, *inputs)
+    except RuntimeError as error:
+        raise PrivacyError(
+            f"{type(module).__name__} has trainable parameters and a rule, but cannot be run on "
+            f"single examples by torch.func.vmap, which is how its gradients are bounded: {error}"
+        ) from error
+
+
+def _refuse_other_ways(output: Tensor, ways: Sequence[Any]) -> None:
+    """Refuse an output that depends on a parameter other than by these nodes of its graph."""
+    known: set[Any] = {None, *ways}
+    waiting: list[Any] = [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node in known:
+            continue
+        known.add(node)
+        if isinstance(getattr(node, "variable", None), nn.Parameter):
+            raise PrivacyError(
+                "the forward pass uses a parameter of a sharded model in another way than by "
+                "calling its layer, or uses what an earlier pass has computed. What reaches the "
+                "parameter by that way has no bound: call the layer itself, and detach what is "
+                "kept between calls."
+            )
+        waiting += [each for each, _ in node.next_functions]
+
+
+def _margin(dtype: torch.dtype, plan: Plan) -> float:
+    return 1e-10 if dtype == torch.float64 else _MARGIN[plan.precision]

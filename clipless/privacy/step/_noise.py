@@ -1,0 +1,165 @@
+"""What a session releases: noise is drawn, and never twice for two different values.
+
+Every release leaves a digest in the ledger, under the name of the run: a name stands for one stream
+of samples and noise. A resumed run repeats the steps that the ledger has digests of, with the same
+samples and noise, and compares before anything is handed out. What comes out the same, bit for bit,
+tells nobody anything new, and is free. What differs (another learning rate, other data, another
+multiplier, arithmetic that is not repeatable) is thrown away: that step releases fresh noise and
+nothing else, and is paid for. From there on, and beyond the last digest, samples and noise are
+fresh from the operating system, under a new name. So two copies of one state part where their
+records end, and a release that left no digest (a crash came first) is never repeated.
+
+On accelerators no step leaves a digest: it would wait for the device, and arithmetic there is not
+repeatable bit for bit anyway. A run that is resumed there goes on with fresh randomness at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from clipless.accounting import Mechanism
+from clipless.common._release import Query, fresh_bits, release_
+from clipless.distributed._fingerprint import fingerprint
+from clipless.ledger import INSECURE
+from clipless.privacy.step._checks import may_be_read
+
+if TYPE_CHECKING:
+    from clipless.privacy.step._session import TrainingSession
+
+
+class Outcomes:
+    """Adds the noise of each step, and keeps the digests of the results."""
+
+    def __init__(self, session: TrainingSession) -> None:
+        self._session = session
+        self._expected: dict[int, str] = {}
+        self._noise_is_old = False
+        """Whether the noise that comes next has been released before."""
+
+    @property
+    def run(self) -> str:
+        """The name of the present stream of samples and noise."""
+        return self._session._book.run
+
+    # --- beginning, new or resumed ---------------------------------------------------------------
+
+    def begin(self, state: Mapping[str, Any] | None, *, repeat: bool) -> dict[str, Any]:
+        """Name the run in the ledger; return how the loader is to begin.
+
+        With the `state` of a run, go on with the steps after it, and `repeat` those that the
+        ledger has digests of.
+        """
+        ledger, sampler = self._session.ledger, None
+        if state is not None:
+            sampler = state["sampler"]
+            spent = [(Mechanism.from_dict(each), int(count)) for each, count in state["spent"]]
+            ledger.begin_run(str(state["run"]), spent=spent)  # or it is not the run's ledger
+            self._session._book.run = str(state["run"])
+            if repeat and self._leaves_digests:
+                self._expected = _consecutive(ledger.released(self.run), int(sampler["step"]))
+        until = max(self._expected, default=-1) + 1
+        self._noise_is_old = bool(self._expected)
+        if not self._expected:
+            self._begin_afresh(keep_seed=state is None)
+        return {"key": self._together(fresh_bits(128)), "repeated": sampler, "until": until}
+
+    def _begin_afresh(self, *, keep_seed: bool = False) -> None:
+        """Give the run a new name, and new noise."""
+        session = self._session
+        if not keep_seed:
+            session.noise.renew()
+        self._expected, self._noise_is_old = {}, False
+        insecure = session.noise.insecure or session.loader.insecure
+        name = self._together(f"{fresh_bits(64):016x}")
+        session._book.run = f"{INSECURE}: {name}" if insecure else name
+        session.ledger.begin_run(self.run)
+
+    def _together(self, value: Any) -> Any:
+        """What process 0 has drawn, for all processes."""
+        team = self._session.team
+        return value if team is None else team.processes.from_first(lambda: value)
+
+    # --- a step ----------------------------------------------------------------------------------
+
+    def repeats(self, step: int) -> bool:
+        """Whether a step was released before, so that it must come out the same."""
+        return step in self._expected
+
+    @property
+    def left(self) -> int:
+        """How many steps are still to be repeated."""
+        return len(self._expected)
+
+    def account(self, step: int) -> None:
+        """Pay for a step, unless it may turn out to repeat one that was paid for."""
+        session = self._session
+        if not self.repeats(step):
+            session._book.pay(step, session.plan.mechanism)
+
+    @torch.no_grad()
+    def add_noise(self, step: int, tensors: Sequence[Tensor], queries: Sequence[Query]) -> None:
+        """Add the noise of a step in place; what then stands in `tensors` may be handed out."""
+        session, expected = self._session, self._expected.pop(step, None)
+        if expected is None and self._noise_is_old:  # steps were left out that would have used it
+            self._begin_afresh()
+        release_(tensors, queries, session.noise)
+        if not self._leaves_digests:
+            return
+        digest = self._digest(tensors)
+        if expected is None:
+            session._book.released(step, digest)
+        elif digest == expected:
+            session._book.repeat(step, session.plan.mechanism)
+            if not self._expected:
+                self._begin_afresh()
+        else:
+            self._diverge(step, tensors, queries)
+
+    def _diverge(self, step: int, tensors: Sequence[Tensor], queries: Sequence[Query]) -> None:
+        """Throw away what was not released like this before, and go on afresh."""
+        session = self._session
+        for tensor in tensors:
+            tensor.zero_()
+        self._begin_afresh()
+        session.loader.repeat_no_more()
+        session._book.pay(step, session.plan.mechanism)
+        warnings.warn(
+            f"step {step}, repeated, does not come out as it did before: the learning rate, the "
+            "data, the noise or the software have changed, or the arithmetic is not repeatable. "
+            "This step releases nothing but noise; all that follow have fresh samples and noise. "
+            "They are paid for.",
+            stacklevel=2,
+        )
+        release_(tensors, queries, session.noise)
+        session._book.released(step, self._digest(tensors))
+
+    @property
+    def _leaves_digests(self) -> bool:
+        """Whether results can be looked at, and repeated: elsewhere than on an accelerator."""
+        return all(map(may_be_read, self._session._trainable))
+
+    def _digest(self, tensors: Sequence[Tensor]) -> str:
+        """The digest of what all processes together release."""
+        team = self._session.team
+        value = fingerprint(tensors, salt=0 if team is None else team.processes.rank)
+        if team is not None:
+            dist.all_reduce(together := torch.tensor(value))
+            value = int(together)
+        number = value % (1 << 64)
+        return hashlib.sha256(f"clipless/release/{number:016x}".encode()).hexdigest()[:16]
+
+
+def _consecutive(released: Mapping[int, str], step: int) -> dict[int, str]:
+    """The digests from `step` on, as far as none is missing."""
+    found: dict[int, str] = {}
+    while step in released:
+        found[step] = released[step]
+        step += 1
+    return found

@@ -1,0 +1,207 @@
+"""The way back from the loss to the parameters, and the only one there is.
+
+The model's output is cut off from its graph before anybody sees it. The criterion works on a copy
+of its own; when the backward pass reaches that copy, each example's cotangent is made finite,
+clipped to its limit and handed to the session, which alone runs the rest of the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from clipless.errors import PrivacyError
+from clipless.nn._gradient import clip_rows
+from clipless.privacy.step._checks import may_be_read
+
+if TYPE_CHECKING:
+    from clipless.privacy._plan import Plan
+    from clipless.privacy.compiled._recorded import Pull
+    from clipless.privacy.sampling._batches import StepSample
+    from clipless.privacy.step._session import TrainingSession
+
+
+def guard_room(dtype: torch.dtype) -> float:
+    """The factor above a loss's constant at which its gradients are clipped.
+
+    Room for the rounding of a loss whose gradient reaches its constant, so that the guard changes
+    nothing for honest losses. The plan's arithmetic slack is a hundred times as large.
+    """
+    return 1 + (1e-11 if dtype == torch.float64 else 1e-5)
+
+
+@dataclass(eq=False)
+class ForwardCall:
+    """One forward pass in training mode, from its output to the end of its backward pass.
+
+    It hangs on the output that everybody sees; copies of that, in memory or on disk, lose it.
+    """
+
+    session: TrainingSession
+    output: Tensor
+    """The model's output, with the graph that leads to the parameters."""
+    pull: Pull | None
+    """The way to the parameters, as long as it has not been gone."""
+    sample: StepSample
+    """The batch that went in."""
+    plan: Plan = field(repr=False)
+    """Whose bounds the gradients behind the output are held to."""
+    through_criterion: bool = False
+    finished: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (OrderedDict, ())  # which torch.load accepts
+
+
+def cut_off(call: ForwardCall) -> Tensor:
+    """Return the output as everybody sees it: the same values, and no way to the parameters."""
+    seen = _copy(call.output)
+    seen._clipless_call = call  # type: ignore[attr-defined]
+    seen.register_hook(_refuse_other_use)
+    return seen
+
+
+def _copy(output: Tensor) -> Tensor:
+    """The same values at the end of no graph, in float32 at least: losses do not round."""
+    wide = torch.promote_types(output.dtype, torch.float32)
+    return output.detach().to(wide, copy=True).requires_grad_()
+
+
+def values_of(call: ForwardCall) -> Tensor:
+    """The output as the model gave it, whatever was done to the copy that everybody sees."""
+    return call.output.detach().to(torch.promote_types(call.output.dtype, torch.float32))
+
+
+def call_of(output: Any) -> ForwardCall | None:
+    """Return the forward pass whose output this very tensor is."""
+    call = getattr(output, "_clipless_call", None)
+    return call if isinstance(call, ForwardCall) else None
+
+
+def tap(call: ForwardCall) -> Tensor:
+    """Return the output for the criterion; its backward pass is the one that counts."""
+    own = _copy(call.output)
+    tapped: Tensor = _Tap.apply(own, call)  # type: ignore[no-untyped-call]
+    tapped._clipless_call = call  # type: ignore[attr-defined]
+    return tapped
+
+
+def settled(call: ForwardCall, loss: Tensor, cotangents: Tensor) -> Tensor:
+    """Return a loss whose guarded cotangents are known already: `backward` hands them over."""
+    own = torch.empty(0, device=loss.device, requires_grad=True)
+    result: Tensor = _Settled.apply(own, loss, cotangents, call)  # type: ignore[no-untyped-call]
+    return result
+
+
+def limit_of(session: TrainingSession) -> float:
+    """The norm that one row's cotangent may have at the model's output."""
+    room = guard_room(session._trainable[0].dtype)
+    return session.plan.loss_lipschitz / session.plan.loss_divisor * room
+
+
+def public_mean(losses: Tensor, weights: Tensor | None, call: ForwardCall) -> Tensor:
+    """Sum the losses of the rows (padding left out) and divide by a public constant.
+
+    That is the expected batch size, times the views that every example has.
+    """
+    divisor = call.session.plan.loss_divisor
+    result: Tensor = _PublicMean.apply(losses, weights, divisor, call)  # type: ignore[no-untyped-call]
+    return result
+
+
+def plain_reduction(losses: Tensor, reduction: str) -> Tensor:
+    """The ordinary reduction, for evaluation."""
+    if reduction == "none":
+        return losses
+    return losses.sum() / (max(losses.shape[0], 1) if reduction == "mean" else 1)
+
+
+@torch.utils.hooks.unserializable_hook  # type: ignore[untyped-decorator]  # no warning at saving
+def _refuse_other_use(cotangent: Tensor) -> None:
+    raise PrivacyError(
+        "the model's output is differentiated by something besides the criterion that was made "
+        "private, or the criterion was left out. Terms that look at several examples have no "
+        "bounded sensitivity: put what you need into a per-example loss "
+        "(clipless.losses.PerExample) and compute the loss with it, in training mode."
+    )
+
+
+class _Tap(torch.autograd.Function):
+    """Identity; its backward pass hands the guarded cotangents to the session and ends there."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, call: ForwardCall) -> Tensor:
+        ctx.call = call
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, None]:
+        _hand_over(ctx.call, clip_rows(cotangents[0], limit_of(ctx.call.session)))
+        return None, None
+
+
+def _hand_over(call: ForwardCall, cotangents: Tensor) -> None:
+    """Let the session run the backward pass behind an output, once."""
+    if call.finished:
+        raise PrivacyError(
+            "backward was called a second time through the same forward pass. Every sampled "
+            "example may contribute once: call the model again on a new batch, and do not "
+            "use retain_graph=True."
+        )
+    call.finished = True
+    call.session.deliver(call, cotangents)
+
+
+class _PublicMean(torch.autograd.Function):
+    """The loss of a step. Its backward pass does not depend on how the loss was scaled later."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, losses: Tensor, weights: Tensor | None, divisor: float, call: ForwardCall
+    ) -> Tensor:
+        ctx.save_for_backward(weights)
+        ctx.call, ctx.divisor, ctx.count = call, divisor, losses.shape[0]
+        if weights is not None:
+            losses = torch.where(weights > 0, losses * weights, torch.zeros_like(losses))
+        return losses.sum() / divisor
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None, None]:
+        _check_scale(cotangents[0], ctx.call)
+        ones = cotangents[0].new_ones(ctx.count) / ctx.divisor
+        (weights,) = ctx.saved_tensors
+        return (ones if weights is None else ones * weights), None, None, None
+
+
+class _Settled(torch.autograd.Function):
+    """The loss of a step whose cotangents were computed along with it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, own: Tensor, loss: Tensor, cotangents: Tensor, call: ForwardCall
+    ) -> Tensor:
+        ctx.save_for_backward(cotangents)
+        ctx.call = call
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, None, None, None]:
+        _check_scale(cotangents[0], ctx.call)
+        (guarded,) = ctx.saved_tensors
+        _hand_over(ctx.call, guarded)
+        return None, None, None, None
+
+
+def _check_scale(scale: Tensor, call: ForwardCall) -> None:
+    """Refuse a loss that was multiplied. (On a GPU, where a look would stall, it has no effect.)"""
+    if may_be_read(scale) and not call.session.allows_scaling and scale != 1:
+        raise PrivacyError(
+            f"the private loss was multiplied by {float(scale):g} before backward. The "
+            "criterion already divides by the public batch size; change the learning rate "
+            "instead, use micro_batch_size for batches larger than memory, and pass a "
+            "gradient scaler as grad_scaler= to make_private."
+        )

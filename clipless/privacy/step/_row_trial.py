@@ -1,0 +1,153 @@
+"""Trials of the running model: one example changes, and all the others must not notice.
+
+That examples stay apart is proved by the trace of the model. The model that runs may be another one
+(globals, hooks inside of objects, compiled code with a fault), so it is put to the test now and
+then, on rows of the batch at hand, in the way it runs: before steps 0, 1, 2, 4, 8, ... Nothing of a
+trial is released; all that comes of it is an error, which ends the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clipless.bounds._shapes import seed_generators
+from clipless.errors import PrivacyError
+from clipless.privacy.compiled._recorded import Pull
+from clipless.privacy.step._gradients import without_autocast
+
+if TYPE_CHECKING:
+    from clipless.privacy.step._session import TrainingSession
+
+_ROWS = 8
+"""So few rows that what mixes them cannot hide in a large mean; compiled code takes all of them."""
+_HUGE = 1e3
+"""Cotangents of one row alone, relative to what the output guard lets through: bounds must act."""
+_SMALL = 0.05
+"""Those of the other rows: far from their bounds, which would hide what else has changed."""
+_ROUNDING = 1e-4
+"""How much results may differ that are computed twice, relative to their norm."""
+
+
+Pass = Callable[..., tuple[Tensor, Pull | None]]
+"""How the model is run: from its inputs to its output, and the way back if autograd has none."""
+
+
+class RowTrial:
+    """Tries, before some of the steps, whether examples stay apart and bounds are kept."""
+
+    def __init__(self, session: TrainingSession) -> None:
+        self._session = session
+        self._next = 0
+
+    def hold(self, inputs: Sequence[Any], run: Pass | None) -> bool:
+        """Hold a trial if one is due, of the model itself and of the way in which it is run."""
+        session = self._session
+        rows = min((x.shape[0] for x in inputs if isinstance(x, Tensor)), default=0)
+        if session.steps_taken < self._next or rows < 2 or not session.may_be_tried:
+            return False
+        self._next = max(1, 2 * session.steps_taken)
+        few = [x[:_ROWS] if isinstance(x, Tensor) else x for x in inputs]
+        self.check(few, self._eager)
+        if run is not None:
+            self.check(inputs, run)
+        return True
+
+    def check(self, inputs: Sequence[Any], run: Pass) -> None:
+        """Raise `PrivacyError` if an example touches another, or exceeds its bound."""
+        rows = next(x.shape[0] for x in inputs if isinstance(x, Tensor))
+        with _undisturbed(self._session._trainable[0].device):
+            row = random.randrange(rows)
+            changed = [_with_another(x, row) if isinstance(x, Tensor) else x for x in inputs]
+            first, again, other = (
+                self._pass(each, run, row, alone=False) for each in (inputs, inputs, changed)
+            )
+            alone = self._pass(inputs, run, row, alone=True)
+        # A model that draws numbers of its own differs from itself: nothing can be told from it.
+        if _alike(first, again) and not _alike(first, other):
+            raise PrivacyError(
+                "when one example of a batch was replaced, what the model computes for the others "
+                "changed. Its forward or backward pass mixes examples in a way that its trace did "
+                "not show (statistics of the batch, a hook, state kept between calls), and then "
+                "no sensitivity is bounded. Keep every operation within one example."
+            )
+        plan = self._session.plan
+        for parameter, gradient in zip(plan.parameters, alone[1:], strict=True):
+            limit = plan.sensitivities[parameter.name] / plan.views
+            if gradient is not None and not torch.linalg.vector_norm(gradient.double()) <= limit:
+                raise PrivacyError(
+                    f"one example's gradient of {parameter.name} exceeded its bound {limit:g} in a "
+                    "trial: what runs (compiled code, perhaps) does not keep it. Train uncompiled, "
+                    "and report this."
+                )
+
+    def _eager(self, *inputs: Any) -> tuple[Tensor, None]:
+        session = self._session
+        with session.casts() if session.compiled else contextlib.nullcontext():
+            return session.model.forward(*inputs), None
+
+    def _pass(
+        self, inputs: Sequence[Any], run: Pass, row: int, *, alone: bool
+    ) -> list[Tensor | None]:
+        """Return the output and the gradients of one row `alone`, or of all but that one.
+
+        One row alone has cotangents far above what the output guard lets through, so that bounds
+        have to act.
+        """
+        session = self._session
+        session.enforcement.begin_pass(inputs)
+        seed_generators(session.model)
+        random.seed(0)
+        np.random.seed(0)
+        output, pull = run(*inputs)
+        limit = session.plan.loss_lipschitz / session.plan.loss_divisor
+        limit *= _HUGE if alone else _SMALL
+        trial = torch.linspace(0.5, 1.5, output.numel(), device=output.device) * limit
+        trial = trial.view(output.shape).to(output.dtype)
+        chosen = torch.arange(output.shape[0], device=output.device) == row
+        chosen = (chosen if alone else ~chosen).view(-1, *[1] * (output.ndim - 1))
+        pull = pull or functools.partial(session.enforcement.gradients, output)
+        with without_autocast(output.device.type):
+            found = pull(torch.where(chosen, trial, 0.0))
+        return [torch.where(chosen, output.detach(), 0.0), *found]
+
+
+def _alike(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
+    return all(map(_close, one, other))
+
+
+def _close(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    difference = torch.linalg.vector_norm((one - other).double())
+    return bool(difference <= _ROUNDING * torch.linalg.vector_norm(one.double()))
+
+
+def _with_another(x: Tensor, row: int) -> Tensor:
+    """The batch with one row replaced by something else of the same kind."""
+    x = x.clone()
+    other = x[(row + 1) % x.shape[0]]
+    x[row] = 1 - 2 * other if x.is_floating_point() else other
+    return x
+
+
+@contextlib.contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Leave all generators as they were found, and checkpoints of activations to themselves."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+        ):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])

@@ -1,0 +1,256 @@
+"""The claim of a run in words: what epsilon means, what is protected, from whom, what is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from clipless.errors import PrivacyError
+from clipless.privacy import Mechanism, Plan, PrivacyReport, Relation, delta
+from clipless.privacy._report import _RELATIONS, describe_accountant, describe_sampling
+from clipless.report._format import number, percent_upper, upper
+
+_FALSE_ALARMS = (0.001, 0.01, 0.1)
+_LARGEST_EXPONENT = 700.0
+
+Standing = Literal["stated", "none", "void"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detection:
+    """How often a test of one example is right at most, if it is wrong that often otherwise.
+
+    Both are probabilities over training, all other examples being fixed.
+    """
+
+    false_alarms: float
+    found_bound: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """The guarantee for people: figures, and sentences to read."""
+
+    standing: Standing
+    """`stated`; `none`, for a run without noise; `void`, if something speaks against it."""
+    headline: str
+    epsilon: float | None
+    delta: float
+    relation: str
+    replaces: bool
+    """Whether neighbouring data sets differ by a replaced example."""
+    sampling: str
+    accountant: str
+    dataset_size: int
+    releases: int | None
+    odds_factor: float | None
+    """e^epsilon."""
+    guess_bound: float | None
+    """`(e^epsilon + delta) / (1 + e^epsilon)`: how often a guess can be right at most."""
+    guess_bound_exact: float | None
+    """The same by the whole privacy curve, of which (epsilon, delta) is one point."""
+    detection: tuple[Detection, ...]
+    meaning: tuple[str, ...]
+    protected: tuple[str, ...]
+    from_whom: tuple[str, ...]
+    not_protected: tuple[str, ...]
+    caveats: tuple[str, ...]
+    """The fine print: `PrivacyReport.caveats`."""
+
+
+def claim(
+    plan: Plan, *, epsilon: float | None, history: Sequence[tuple[Mechanism, int]],
+    releases: int | None, insecure: bool = False,
+) -> Claim:  # fmt: skip
+    """Put the guarantee into words; `epsilon` is None if no figure can be trusted.
+
+    `insecure` says that noise or samples came from a seed, which protects nobody.
+    """
+    standing: Standing = "stated"
+    if epsilon is None:
+        standing = "void"
+    elif math.isinf(epsilon) or insecure:
+        standing = "none"
+    stated = epsilon if standing == "stated" else None
+    curve = None if stated is None else _PrivacyCurve(history, plan, stated)
+    factor = None if stated is None else _exponential(stated)
+    guess = None if factor is None else (factor + plan.delta) / (1 + factor)
+    exact = None if curve is None or guess is None else min(guess, curve.guess_bound())
+    detection = tuple(
+        Detection(false_alarms=rate, found_bound=curve.found_bound(rate))
+        for rate in _FALSE_ALARMS
+        if curve is not None
+    )
+    return Claim(
+        standing=standing,
+        headline=_headline(standing, stated, plan, insecure=insecure),
+        epsilon=stated,
+        delta=plan.delta,
+        relation=_RELATIONS[plan.relation],
+        replaces=plan.relation is Relation.REPLACE_ONE,
+        sampling=describe_sampling(plan.sampling),
+        accountant=describe_accountant(plan.accountant),
+        dataset_size=plan.sampling.dataset_size,
+        releases=releases,
+        odds_factor=factor,
+        guess_bound=guess,
+        guess_bound_exact=exact,
+        detection=detection,
+        meaning=_meaning(standing, stated, plan, factor, guess, exact),
+        protected=_protected(standing, plan),
+        from_whom=_from_whom(standing),
+        not_protected=_not_protected(),
+        caveats=_caveats(plan, releases, insecure=insecure),
+    )
+
+
+class _PrivacyCurve:
+    """All the pairs (epsilon, delta) that a history satisfies, and what they rule out together.
+
+    Under (epsilon, delta)-DP, a test that says "used" with probability `a` of an example that was
+    not says so of one that was with at most `e^epsilon a + delta`, and at most
+    `1 - e^-epsilon (1 - delta - a)`.
+    """
+
+    def __init__(
+        self, history: Sequence[tuple[Mechanism, int]], plan: Plan, epsilon: float
+    ) -> None:
+        self._pairs = [(_exponential(epsilon), plan.delta)]
+        for index in range(41):
+            value = 1.2 * epsilon * index / 40
+            try:
+                found = delta(history, value, accountant=plan.accountant)
+            except PrivacyError:  # an accountant that cannot say: the stated pair still holds
+                continue
+            self._pairs.append((_exponential(value), found))
+
+    def guess_bound(self) -> float:
+        """How often a guess can be right at most when a fair coin decided who is in the data."""
+        return min((factor + rest) / (1 + factor) for factor, rest in self._pairs)
+
+    def found_bound(self, false_alarms: float) -> float:
+        """How often a test can be right about an example that was used."""
+        limits = [1.0]
+        for factor, rest in self._pairs:
+            limits += [factor * false_alarms + rest, 1 - (1 - rest - false_alarms) / factor]
+        return min(limits)
+
+
+def _exponential(epsilon: float) -> float:
+    return math.exp(min(epsilon, _LARGEST_EXPONENT))
+
+
+def _headline(standing: Standing, epsilon: float | None, plan: Plan, *, insecure: bool) -> str:
+    if standing == "void":
+        return "No guarantee can be stated for this run: see what speaks against it, above."
+    if insecure:
+        return "This run is not private: its noise or its samples came from an insecure seed."
+    if epsilon is None:
+        return "There is no guarantee: noise was left out of at least one release."
+    return (
+        f"This run was ({upper(epsilon)}, {number(plan.delta)})-differentially private with "
+        f"respect to {_RELATIONS[plan.relation]}."
+    )
+
+
+def _meaning(
+    standing: Standing,
+    epsilon: float | None,
+    plan: Plan,
+    factor: float | None,
+    guess: float | None,
+    exact: float | None,
+) -> tuple[str, ...]:
+    if standing == "void":
+        return ("Nothing is promised as long as that is not cleared up.",)
+    if epsilon is None or factor is None or guess is None or exact is None:
+        return ("Nothing is promised to anybody whose data were used.",)
+    replaced = plan.relation is Relation.REPLACE_ONE
+    otherwise = "had there been another in its place" if replaced else "had it not been there"
+    question = "which of two versions of your example" if replaced else "whether your example"
+    odds, sure = upper(factor), percent_upper(guess)
+    return (
+        "Take any one example, yours for instance. Training gave nearly the result that it would "
+        f"have given {otherwise}. Nearly means: whatever can be read off the result is at most "
+        f"e^{upper(epsilon)} = {odds} times as likely in one case as in the other, but for rare "
+        f"events of probability {number(plan.delta)} ({_one_in(plan.delta)}).",
+        f"So the odds of any suspicion about your example change by a factor of at most {odds}. "
+        f"Somebody who first finds it a toss-up {question} was used is at most {sure} sure in the "
+        "end, but for the same rare events.",
+        f"Whoever has to guess {question} was used, after a fair coin has decided, is right at "
+        f"most {sure} of the time by epsilon alone, and at most {percent_upper(exact)} by the "
+        "whole privacy curve of this run. Blind guesses are right 50% of the time.",
+        f"{_strength(epsilon)} (Epsilon up to 1 is commonly called strong, up to 10 reasonable, "
+        "beyond that weak.)",
+    )
+
+
+def _strength(epsilon: float) -> str:
+    if epsilon <= 1:
+        return "As guarantees go, this is a strong one."
+    if epsilon <= 10:
+        return "As guarantees go, this is a reasonable one."
+    return (
+        "As guarantees go, this is a weak one: it does not rule out that single examples can be "
+        "told from the model."
+    )
+
+
+def _one_in(probability: float) -> str:
+    return f"one in {round(1 / probability):,}"
+
+
+def _protected(standing: Standing, plan: Plan) -> tuple[str, ...]:
+    if standing != "stated":
+        return ("Nothing that could be stated.",)
+    fact = (
+        "what is in it, input and label"
+        if plan.relation is Relation.REPLACE_ONE
+        else "whether it was there at all, and what is in it, input and label"
+    )
+    return (
+        f"Each single one of the {plan.sampling.dataset_size:,} examples that the model was "
+        f"trained on: {fact}.",
+    )
+
+
+def _from_whom(standing: Standing) -> tuple[str, ...]:
+    if standing != "stated":
+        return ("From nobody.",)
+    return (
+        "From anybody who gets the trained model, or uses it, even with the weights after every "
+        "step and every noisy gradient.",
+        "Even if they know the program, the settings and all other examples. Nothing done to the "
+        "model afterwards weakens this.",
+        "As long as they cannot predict the random generator. Samples and noise are pseudo-random, "
+        "from keys of the operating system, and not true chance: the guarantee supposes that "
+        "nobody can tell them apart with the computing power there is.",
+    )
+
+
+def _not_protected() -> tuple[str, ...]:
+    return (
+        "People with several examples, as if they had one: with k examples, epsilon is up to k "
+        "times as large.",
+        "What the data say as a whole. The model is there to learn it, and it may tell something "
+        "about you even if you were not in the data.",
+        "From those who hold the data themselves, or this run's checkpoints, which contain the "
+        "state of the random generators. Keep both secret.",
+        "Figures measured on the private data without noise, such as losses and accuracies on the "
+        "training data. This page shows none; those on the private page are not to be passed on.",
+        "Validation and test data. They were not trained on, and are not accounted for.",
+    )
+
+
+def _caveats(plan: Plan, releases: int | None, *, insecure: bool) -> tuple[str, ...]:
+    return PrivacyReport(
+        epsilon=math.nan,
+        delta=plan.delta,
+        steps_taken=0,
+        releases=releases or 0,
+        plan=plan,
+        ledger="ledger.jsonl",
+        insecure=insecure,
+    ).caveats

@@ -1,0 +1,310 @@
+"""Custody of private rows: the one place through which anything is learned about them.
+
+Whoever holds a `PrivateRows` cannot read it. It answers with noisy sums and noisy counts, each of
+which is in the ledger before its noise is drawn, and it hands its rows over to private training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from clipless.common._arguments import missing, positive
+from clipless.common._release import Query, empty_row, release_
+from clipless.errors import PrivacyError
+from clipless.privacy import FullBatch, Ledger, Mechanism, Relation
+from clipless.privacy._noise import GaussianNoise
+from clipless.statistics._values import leading_values, value_threshold
+
+RowFunction = Callable[..., Tensor]
+
+_CHUNK = 65_536
+_PIECE = 1024  # of rows that are whole matrices
+_WITNESSES = 4
+# Sums are taken in float64, whose rounding moves a norm by far less than this.
+_SLACK = 1 + 1e-9
+
+
+class PrivateRows:
+    """Rows of private numbers, which answer only with noise and only if it is paid for.
+
+    Guarantee: every value that leaves through `noisy_sum`, `noisy_gram`, `noisy_counts` or
+    `noisy_values` is a Gaussian mechanism on all rows, whose noise multiplier is in `ledger` before
+    the noise is drawn. Nothing else leaves: indexing, iterating, converting to an array or to text
+    is refused. `len` is public, and so are the shapes.
+
+    A row may be an empty record, which keeps its place and contributes nothing to any answer; in
+    training it is a row of zeros. Which rows are empty, and how many, is private.
+
+    `map_rows` returns the rows under a function of single rows; `hand_over` gives them to the
+    private loader of training, whose steps the engine accounts for in the same ledger.
+
+    Args:
+        columns: tensors of the same length; a row is one entry of each.
+        ledger: where every answer is written down.
+        present: (n,) booleans, False for empty records; by default none is empty.
+        insecure_seed: for tests: whoever knows it can remove the noise, so that nothing is private
+            and the ledger's lines say so. By default the system's randomness is taken.
+
+    Example:
+        >>> from clipless.privacy import Ledger, Relation
+        >>> ledger = Ledger.in_memory(dataset_size=1000, relation=Relation.ZERO_OUT)
+        >>> rows = PrivateRows(torch.full((1000, 1), 3.0), ledger=ledger)
+        >>> total = rows.noisy_sum(lambda x: x, bound=2.0, noise_multiplier=5.0, label="clipped")
+        >>> 1900 < total.item() < 2100, ledger.releases
+        (True, 1)
+    """
+
+    __slots__ = ("__columns", "__insecure", "__ledger", "__noise", "__present")
+
+    def __init__(
+        self,
+        *columns: Tensor,
+        ledger: Ledger,
+        present: Tensor | None = None,
+        insecure_seed: int | None = None,
+    ) -> None:
+        if not columns or any(len(each) != len(columns[0]) for each in columns):
+            raise ValueError("private rows are one or more tensors of the same length")
+        if len(columns[0]) != ledger.dataset_size:
+            raise PrivacyError(
+                f"the ledger is kept for {ledger.dataset_size} examples, but there are "
+                f"{len(columns[0])} rows. Use one ledger for each data set."
+            )
+        if present is None:
+            present = torch.ones(len(columns[0]), dtype=torch.bool)
+        if present.dtype is not torch.bool or present.shape != (len(columns[0]),):
+            raise ValueError("present must be one boolean for each row")
+        self.__columns = columns
+        self.__ledger = ledger
+        self.__noise = GaussianNoise(insecure_seed=insecure_seed)
+        self.__insecure = insecure_seed is not None
+        self.__present = present
+
+    def __len__(self) -> int:
+        return len(self.__columns[0])
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of a row's entries: public."""
+        return tuple(tuple(each.shape[1:]) for each in self.__columns)
+
+    def noisy_sum(
+        self, contribution: RowFunction, *, bound: float, noise_multiplier: float, label: str
+    ) -> Tensor:
+        """Return the sum of `contribution` over all rows, plus noise, in float64.
+
+        `contribution` maps the columns of some rows, (n, ...) each, to (n, k); a row's part is
+        clipped to norm `bound`, and counts as nothing where it is not finite. The noise of every
+        entry has standard deviation `noise_multiplier * bound`.
+        """
+        limit = positive("bound", bound)
+        self._check_apart(contribution)
+        total: Tensor | None = None
+        for present, chunk in self._chunks():
+            parts = contribution(*chunk).to(torch.float64).flatten(1)
+            parts = torch.nan_to_num(parts, nan=0.0, posinf=0.0, neginf=0.0)
+            parts = _emptied(parts, present)
+            norms = torch.linalg.vector_norm(parts, dim=1, keepdim=True)
+            parts = parts * (limit / norms.clamp(min=limit))
+            total = parts.sum(dim=0) if total is None else total + parts.sum(dim=0)
+        if total is None:
+            raise missing("total")
+        return self._release(total, limit, noise_multiplier, label)
+
+    def noisy_gram(self, matrix_of: RowFunction, *, noise_multiplier: float, label: str) -> Tensor:
+        """Return the sum of M M^T over all rows, plus noise, in float64: (k, k), symmetric.
+
+        `matrix_of` maps the columns of some rows to (n, k, ...) matrices M, columns in any number
+        of axes; each is scaled into the unit ball of the Frobenius norm, and counts as nothing
+        where it is not finite. Then `||M M^T||_F <= ||M||_F^2 <= 1`, and the norm of the entries on
+        and above the diagonal, which are released, is not larger. Their noise has standard
+        deviation `noise_multiplier`; those below are their mirror image.
+        """
+        self._check_apart(matrix_of)
+        total: Tensor | None = None
+        for present, chunk in self._chunks(_PIECE):
+            matrices = matrix_of(*chunk).to(torch.float64).flatten(2)
+            matrices = torch.nan_to_num(matrices, nan=0.0, posinf=0.0, neginf=0.0)
+            matrices = _emptied(matrices, present)
+            norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
+            matrices = (matrices / norms.clamp(min=1.0)).movedim(1, 0).flatten(1)
+            part = matrices @ matrices.mT
+            total = part if total is None else total + part
+        if total is None:
+            raise missing("total")
+        above = torch.triu_indices(*total.shape, device=total.device).unbind()
+        upper = torch.zeros_like(total)
+        upper[above] = self._release(total[above], 1.0, noise_multiplier, label)
+        return upper + upper.triu(1).mT
+
+    def noisy_counts(
+        self, bins_of: RowFunction, *, bins: Sequence[int], noise_multiplier: float, label: str
+    ) -> list[Tensor]:
+        """Return how many rows fall into each bin of several histograms, plus noise.
+
+        `bins_of` maps the columns of some rows to (n, len(bins)) bin numbers, one for each
+        histogram; a number outside `range(bins[j])` is counted nowhere. One row moves one count of
+        each histogram: the joint sensitivity is `sqrt(len(bins))`.
+        """
+        sizes = torch.tensor(list(bins))
+        offsets = torch.cumsum(sizes, 0) - sizes
+        width = int(sizes.sum())
+        self._check_apart(bins_of)
+        total = torch.zeros(width, dtype=torch.float64)
+        for present, chunk in self._chunks():
+            numbers = bins_of(*chunk).cpu()
+            if numbers.shape != (len(chunk[0]), len(bins)):
+                raise ValueError(
+                    f"bins_of returned shape {tuple(numbers.shape)} for {len(chunk[0])} rows and "
+                    f"{len(bins)} histograms"
+                )
+            valid = (numbers >= 0) & (numbers < sizes) & present.cpu()[:, None]
+            total += torch.bincount((numbers + offsets)[valid], minlength=width)
+        noisy = self._release(total, math.sqrt(len(bins)), noise_multiplier, label)
+        return list(noisy.split(list(bins)))
+
+    def noisy_values(
+        self, places_of: RowFunction, *, values: Sequence[str], noise_multiplier: float,
+        failure: float, label: str,
+    ) -> dict[str, float]:  # fmt: skip
+        """Return the values that many rows hold, each with a noisy count; others are not told.
+
+        `values` are the names that occur, which are private, and `places_of` maps the columns of
+        some rows to (n,) places in them; a place outside is no value. See `_values.py`
+        for what is released: one row moves it by one, and `failure` is added to delta.
+        """
+        self._check_apart(places_of)
+        counts = torch.zeros(len(values), dtype=torch.float64)
+        for present, chunk in self._chunks():
+            places = places_of(*chunk).cpu()
+            valid = (places >= 0) & (places < len(values)) & present.cpu()
+            counts += torch.bincount(places[valid], minlength=len(values))
+        leads, leaders = leading_values(values, counts)
+        noisy = self._release(leads, 1.0, noise_multiplier, label, failure)
+        threshold = value_threshold(
+            noise_multiplier=noise_multiplier * _SLACK,
+            failure=failure,
+            changes=2 if self.__ledger.relation is Relation.REPLACE_ONE else 1,
+        )
+        above = torch.nonzero(noisy > threshold).flatten().tolist()
+        return {leaders[place]: noisy[place].item() for place in above if place in leaders}
+
+    def map_rows(self, function: Callable[..., tuple[Tensor, ...]]) -> PrivateRows:
+        """Return the rows under a function of each row alone, in the same custody."""
+        self._check_apart(function)
+        parts = [function(*chunk) for _, chunk in self._chunks()]
+        mapped = PrivateRows.__new__(PrivateRows)
+        mapped.__columns = tuple(torch.cat(pieces) for pieces in zip(*parts, strict=True))
+        if any(len(each) != len(self) for each in mapped.__columns):
+            raise ValueError("a function of rows must return one row for each row")
+        mapped.__ledger, mapped.__noise = self.__ledger, self.__noise
+        mapped.__present, mapped.__insecure = self.__present, self.__insecure
+        return mapped
+
+    def where(self, condition: RowFunction) -> PrivateRows:
+        """Return the rows in which those are empty records, too, that do not fulfil a condition.
+
+        `condition` maps the columns of some rows to (n,) booleans, each row by itself.
+        """
+        kept = self.map_rows(lambda *columns: columns)
+        self._check_apart(condition)
+        parts = [present & condition(*chunk).to(present) for present, chunk in self._chunks()]
+        kept.__present = torch.cat(parts)
+        return kept
+
+    def hand_over(self) -> TensorDataset:
+        """Return the rows for private training: for `Trainer.fit` or a `PrivacyEngine` only."""
+        if self.__present.all():
+            return TensorDataset(*self.__columns)
+        return TensorDataset(*(_emptied(each, self.__present) for each in self.__columns))
+
+    def _release(
+        self,
+        value: Tensor,
+        sensitivity: float,
+        noise_multiplier: float,
+        label: str,
+        failure: float = 0.0,
+    ) -> Tensor:
+        """The only exit: write the ledger, then add noise."""
+        multiplier = positive("noise_multiplier", noise_multiplier)
+        sampling = FullBatch(dataset_size=len(self))
+        mechanism = Mechanism(
+            noise_multiplier=multiplier,
+            sampling=sampling,
+            relation=self.__ledger.relation,
+            failure=failure,
+        )
+        seeded = " (not private: insecure_seed)" if self.__insecure else ""
+        self.__ledger.record(mechanism, label=label + seeded)
+        value = value.clone()
+        bound = sensitivity * _SLACK
+        release_([value], [Query(label, bound, multiplier * bound)], self.__noise)
+        return value
+
+    def _chunks(self, size: int = _CHUNK) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+        """Some rows at a time: which of them are present, and their columns."""
+        present, empty = self.__present, empty_row(len(self))
+        if empty is not None:
+            present = present.index_fill(0, torch.tensor([empty]), False)
+        for start in range(0, max(len(self), 1), size):
+            chunk = tuple(each[start : start + size] for each in self.__columns)
+            yield present[start : start + size], chunk
+
+    def _check_apart(self, function: Callable[..., Any]) -> None:
+        """A row's part must not depend on the rows around it: try it among other rows."""
+        few = tuple(each[:_WITNESSES] for each in self.__columns)
+        count = len(few[0])
+        others = [
+            torch.rand_like(each) if each.is_floating_point() else torch.randint_like(each, 0, 2)
+            for each in few
+        ]
+        surrounded = (torch.cat([o, each, o, o]) for o, each in zip(others, few, strict=True))
+        alone, among = function(*few), function(*surrounded)
+        pairs = [(alone, among)]
+        if not isinstance(alone, Tensor):
+            pairs = list(zip(alone, among, strict=True))
+        for one, other in pairs:
+            if not _close_rows(one, other[count : 2 * count]):
+                raise PrivacyError(
+                    "a function of private rows gave another result for the same row among other "
+                    "rows. A statistic of several rows must come from noisy_sum, noisy_gram, "
+                    "noisy_counts or noisy_values, which pay for it."
+                )
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise PrivacyError(
+            "private rows cannot be read: a statistic taken from them by hand is paid for by "
+            "nobody. Use noisy_sum, noisy_gram or noisy_counts, which write the ledger."
+        )
+
+    __array__ = __getitem__ = __iter__ = __reduce_ex__ = __getattr__ = _refuse
+
+    def __repr__(self) -> str:
+        seeded = ", not private: insecure_seed" if self.__insecure else ""
+        return f"PrivateRows({len(self)} rows, shapes {list(self.shapes)}{seeded})"
+
+
+def _emptied(parts: Tensor, present: Tensor) -> Tensor:
+    """Zeros in place of what empty records would contribute."""
+    kept = present.to(parts.device).view(-1, *[1] * (parts.ndim - 1))
+    return torch.where(kept, parts, torch.zeros((), dtype=parts.dtype, device=parts.device))
+
+
+def _close_rows(one: Tensor, other: Tensor) -> bool:
+    """Whether rows agree up to rounding, which in sums of products is that of their largest."""
+    if one.shape != other.shape:
+        return False
+    if not one.numel():
+        return True
+    one, other = one.unsqueeze(-1).flatten(1).double(), other.unsqueeze(-1).flatten(1).double()
+    largest = torch.nan_to_num(one.abs(), nan=0.0, posinf=0.0).amax(dim=1, keepdim=True)
+    near = (one - other).abs() <= 1e-4 * largest + 1e-7
+    same = (one == other) | (one.isnan() & other.isnan())
+    return bool((near | same).all())

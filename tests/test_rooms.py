@@ -1,0 +1,12 @@
+"""What rooms may not import, checked in a process of its own."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("room", ["clipless.accounting", "clipless.ledger"])
+def test_costs_and_books_need_no_torch(room):
+    code = f"import sys, {room}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
