@@ -6,6 +6,7 @@ import os
 import pickle
 import socket
 import tempfile
+import time
 import traceback
 import warnings
 from datetime import timedelta
@@ -27,6 +28,7 @@ def _member(work, rank, size, folder, arguments, timeout, port):
                 "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size,
                 timeout=timedelta(seconds=timeout),
             )  # fmt: skip
+        (folder / f"{rank}.connected").touch()
         result = ("done", work(*arguments))
     except BaseException as error:
         result = (type(error).__name__, f"{error}\n{traceback.format_exc()}")
@@ -74,6 +76,19 @@ def start(work, size, folder, *arguments, timeout=60, joined=True):
             member.start()
             members.append(member)
     return members
+
+
+def wait_until_connected(members, folder, *, timeout=60):
+    """Wait until all processes have met.
+
+    A process that dies while gloo connects leaves the others waiting in torch for several
+    timeouts, one for each process: that is before anything of ours has begun.
+    """
+    end = time.monotonic() + timeout
+    marks = [folder / f"{rank}.connected" for rank in range(len(members))]
+    while not all(mark.exists() for mark in marks):
+        assert time.monotonic() < end, "the processes did not connect"
+        time.sleep(0.01)
 
 
 def outcomes(work, size, *arguments, timeout=60, joined=True):
