@@ -251,7 +251,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
         x, weight, bias, input_norm, ctx.weight_limit, ctx.bias_limit, ctx.clip = inputs
-        ctx.save_for_backward(x, weight, input_norm)
+        # Detached: a gradient that is differentiated again must not lead to the weight.
+        ctx.save_for_backward(x, weight.detach(), input_norm)
         ctx.has_bias = bias is not None
 
     @staticmethod
@@ -297,7 +298,7 @@ class _Convolution(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
         x, kernel, bias, input_norm, ctx.weight_limit, ctx.bias_limit = inputs[:6]
         ctx.clip, ctx.gain, ctx.geometry = inputs[6:]
-        ctx.save_for_backward(x, kernel, input_norm)
+        ctx.save_for_backward(x, kernel.detach(), input_norm)  # as for linear layers
         ctx.has_bias = bias is not None
 
     @staticmethod

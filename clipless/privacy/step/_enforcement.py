@@ -188,7 +188,13 @@ class _BoundedCall:
         """Refuse rows that are not examples: each would have a bound of its own, or share one."""
         expected = self._enforcement.rows
         found = x.shape[0] if x.ndim else None
-        if found != expected and not torch._C._are_functorch_transforms_active():
+        if torch._C._are_functorch_transforms_active():
+            raise PrivacyError(
+                f"{type(self.module).__name__} was called inside of a function transform "
+                "(torch.func.vmap, vjp, ...), which makes several uses of one, each with the bound "
+                "of one. Call the layer itself."
+            )
+        if found != expected:
             raise PrivacyError(
                 f"{type(self.module).__name__} was called on {found} rows, in a batch of "
                 f"{expected} examples: its gradient would not be bounded for each example. Keep "
