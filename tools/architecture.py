@@ -1,12 +1,13 @@
 """Draw ARCHITECTURE.md from the code: the rooms, the imports between them, the walk of a step.
 
-    python tools/architecture.py            write it
-    python tools/architecture.py --check    fail if what is written differs from the code
+python tools/architecture.py            write it
+python tools/architecture.py --check    fail if what is written differs from the code
 """
 
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections import Counter
 from pathlib import Path
@@ -70,6 +71,8 @@ def walk_of_a_step() -> list[Path]:
             entered.setdefault(frame.f_code.co_filename)
 
     batches = iter(loader)
+    gc.collect()
+    gc.disable()  # what is collected meanwhile is no part of the step
     for step in range(3):  # the first two also prepare
         sys.setprofile(note if step == 2 else None)
         inputs, targets = next(batches)
@@ -77,6 +80,7 @@ def walk_of_a_step() -> list[Path]:
         criterion(model(inputs), targets).backward()
         optimizer.step()
     sys.setprofile(None)
+    gc.enable()
     paths = (Path(name) for name in entered)
     return [path for path in paths if path.is_relative_to(PACKAGE)]
 
@@ -128,7 +132,9 @@ def main() -> int:
         return 0
     if PAGE.exists() and PAGE.read_text("utf-8") == text:
         return 0
-    print("ARCHITECTURE.md differs from the code: run python tools/architecture.py", file=sys.stderr)
+    print(
+        "ARCHITECTURE.md differs from the code: run python tools/architecture.py", file=sys.stderr
+    )
     return 1
 
 

@@ -73,7 +73,9 @@ def main() -> int:
     parser.add_argument("--limit", action="append", default=[], metavar="TREE=NUMBER")
     parser.add_argument("--quiet", action="store_true", help="print the counts only")
     options = parser.parse_args()
-    limits = {tree: int(number) for tree, _, number in (each.partition("=") for each in options.limit)}
+    limits = {
+        tree: int(number) for tree, _, number in (each.partition("=") for each in options.limit)
+    }
     failed = False
     for tree in TREES:
         found = back_doors(tree)
