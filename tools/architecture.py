@@ -101,7 +101,7 @@ def page() -> str:
         ), "",
         "## Imports between rooms", "",
         "An arrow says that a room imports another, types included; `common` and `errors`, which",
-        "all rooms import, are left out. The order of the layers is a contract in `pyproject.toml`.",
+        "all rooms import, are left out. The order of layers is a contract in `pyproject.toml`.",
         "", "```mermaid", "graph TD",
         *(
             f"    {room} --> {other}"
@@ -114,8 +114,8 @@ def page() -> str:
     ]  # fmt: skip
     steps = walk_of_a_step()
     lines += [
-        f"A plain eager private step (sample, forward, criterion, backward, optimizer step) enters {len(steps)}",
-        "files of the package, in this order of first entry:", "",
+        "A plain eager private step (sample, forward, criterion, backward, optimizer step) enters",
+        f"{len(steps)} files of the package, in this order of first entry:", "",
         *(
             f"{number}. `{path.relative_to(ROOT).as_posix()}`: {first_line(path)}"
             for number, path in enumerate(steps, start=1)
