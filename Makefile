@@ -2,16 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
+CONSTRAINTS ?= constraints.txt
 
-.PHONY: setup demo test lint fuzz bench clean
+.PHONY: setup demo test slow lint coverage fuzz bench clean
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -c 'import sys; sys.exit("clipless needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev]'
 	touch $(STAMP)
 
 demo: setup
@@ -21,10 +22,20 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/architecture.py --check
 
 # Two workers, one core each; the tests of a file stay together, since they share what they train.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The tests that take minutes each.
+slow: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+# The share of lines and branches that the default suite runs; what child processes run is not seen.
+coverage: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report term
 
 # The tests that draw their examples, with new examples and many of them.
 fuzz: setup

@@ -7,6 +7,7 @@ sensitivity of every parameter is then proved from the architecture (`clipless.b
 
 from typing import TYPE_CHECKING
 
+from clipless._version import __version__ as __version__
 from clipless.common._lazy import lazy
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from clipless.nn import certify, project, to_torch
     from clipless.privacy import PrivacyEngine
 
-__version__ = "0.1.0"
 
 __all__ = [
     "PrivacyEngine",

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from functools import cache
+
+from scipy.optimize import brentq
 
 from clipless.accounting._epsilon import epsilon
 from clipless.accounting._history import Accountant, History
 from clipless.accounting._mechanism import Mechanism, Relation, Sampling
 from clipless.accounting._pld import inclusion_rate, mean_square_loss
 from clipless.errors import BudgetExhaustedError
-
-_Candidate = TypeVar("_Candidate", int, float)
 
 _TOLERANCE = 1e-4
 _SIGNIFICANT_DIGITS = 5
@@ -51,6 +51,7 @@ def noise_multiplier_for(
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
 
+    @cache
     def excess(sigma: float) -> float:
         step = Mechanism(noise_multiplier=sigma, sampling=sampling, relation=relation)
         cost = epsilon((*history, (step, steps)), target_delta, accountant=accountant)
@@ -70,9 +71,9 @@ def noise_multiplier_for(
         if over < smallest:
             return _round_up(over)
         over, under, factor = over / factor, over, factor**2
-    sigma = _round_up(_narrow(excess, over, under, _between_multipliers))
+    sigma = _round_up(_crossing(excess, over, under, _TOLERANCE / 2))
     while excess(sigma) > 0:
-        # Only where the width of the accountant's grid changes between two noise levels.
+        # The root was on the other side, or the accountant's grid changes between two noise levels.
         sigma = _round_up(sigma * (1.0 + _TOLERANCE))
     return sigma
 
@@ -95,6 +96,7 @@ def steps_for(
     if max_steps < 1:
         raise ValueError(f"max_steps must be at least 1, got {max_steps}")
 
+    @cache
     def excess(steps: int) -> float:
         cost = epsilon((*history, (mechanism, steps)), target_delta, accountant=accountant)
         return _excess(cost, target_epsilon)
@@ -106,49 +108,29 @@ def steps_for(
         if over == max_steps:
             return max_steps
         under, over = over, min(max_steps, 2 * over)
-    return _narrow(excess, over, under, _between_counts)
+    steps = round(_crossing(lambda count: excess(round(count)), over, under, 0.5 / over))
+    while excess(steps) > 0:
+        steps -= 1
+    while excess(steps + 1) <= 0:
+        steps += 1
+    return steps
 
 
-def _narrow(
-    excess: Callable[[_Candidate], float],
-    over: _Candidate,
-    under: _Candidate,
-    between: Callable[[_Candidate, _Candidate, float], _Candidate | None],
-) -> _Candidate:
-    """Return the best known candidate within budget, once none is left `between` it and `over`.
+def _crossing(
+    excess: Callable[[float], float], over: float, under: float, tolerance: float
+) -> float:
+    """Return about where `excess` changes its sign: within a relative `tolerance`, either side.
 
-    Regula falsi with the Illinois weights, and a bisection every fifth time. `excess` is positive
-    at `over` and not at `under`, and that never changes: the result has been seen to fit.
+    It is positive at `over` and not at `under`.
     """
-    high, low, attempt, last = excess(over), excess(under), 0, 0
-    while True:
-        weight = 0.5 if attempt % 5 == 4 else high / (high - low)
-        candidate = between(over, under, weight)
-        if candidate is None:
-            return under
-        value = excess(candidate)
-        if value > 0:
-            over, high = candidate, value
-            low, last = (low / 2, 1) if last == 1 else (low, 1)
-        else:
-            under, low = candidate, value
-            high, last = (high / 2, -1) if last == -1 else (high, -1)
-        attempt += 1
 
+    def between(share: float) -> float:
+        # The ends as they were given: rounding could move them to the other side of the crossing.
+        return under if share == 1.0 else over * (under / over) ** share
 
-def _between_multipliers(over: float, under: float, weight: float) -> float | None:
-    if under / over - 1.0 < _TOLERANCE:
-        return None
-    # Next to an end it already knows, a candidate closes the gap instead of confirming that end.
-    margin = 1.0 + 0.9 * _TOLERANCE
-    return min(max(over * float((under / over) ** weight), over * margin), under / margin)
-
-
-def _between_counts(over: int, under: int, weight: float) -> int | None:
-    if over - under <= 1:
-        return None
-    candidate = over * (under / over) ** weight
-    return min(max(round(candidate), under + 1), over - 1)
+    width = abs(math.log(under / over))
+    found = brentq(lambda share: excess(between(share)), 0.0, 1.0, xtol=tolerance / width)
+    return between(found)
 
 
 def _excess(cost: float, target: float) -> float:

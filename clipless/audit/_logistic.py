@@ -1,8 +1,9 @@
-"""Logistic regression for attacks: a few features, a ridge, Newton's method."""
+"""Logistic regression for attacks: scikit-learn's, on standardised features without outliers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,17 +15,18 @@ class Logistic:
 
     mean: Tensor
     scale: Tensor
-    weights: Tensor
+    regression: Any
 
     def __call__(self, features: Tensor) -> Tensor:
-        return _design(features, self.mean, self.scale) @ self.weights
+        odds = self.regression.decision_function(_design(features, self.mean, self.scale).numpy())
+        return torch.from_numpy(odds)
 
 
 def fit_logistic(features: Tensor, member: Tensor, *, ridge: float = 1.0) -> Logistic:
     """Fit on features (n, d) and booleans (n,), both kinds weighted equally.
 
     Minimises the logistic loss plus `ridge / 2 * ||w||^2` on standardised features; the intercept
-    goes free. Newton's steps are halved until the objective falls, so that they converge.
+    goes free.
 
     Example:
         >>> x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
@@ -32,41 +34,25 @@ def fit_logistic(features: Tensor, member: Tensor, *, ridge: float = 1.0) -> Log
         >>> (attack(x) > 0).tolist()
         [False, False, True, True]
     """
-    rows, label = features.double(), member.double()
-    count = len(label)
-    positives = float(label.sum())
-    if not 0 < positives < count:
+    if bool(member.all()) or not bool(member.any()):
         raise ValueError("a logistic attack needs members and non-members to learn from")
+    try:
+        from sklearn.linear_model import LogisticRegression
+    except ImportError as error:
+        raise ImportError(
+            "membership inference needs scikit-learn: pip install 'clipless[sklearn]'"
+        ) from error
+    rows = features.detach().cpu().double()
     mean, scale = rows.mean(dim=0), rows.std(dim=0)
     scale = torch.where(scale > 1e-12, scale, torch.ones_like(scale))
-    design = _design(rows, mean, scale)
-    share = torch.where(label > 0, count / (2 * positives), count / (2 * (count - positives)))
-    penalty = torch.full((design.shape[1],), ridge, dtype=torch.float64)
-    penalty[0] = 1e-9  # the intercept, only kept from running away
-
-    def objective(weights: Tensor) -> Tensor:
-        odds = design @ weights
-        losses = torch.nn.functional.softplus(odds) - label * odds
-        return (share * losses).sum() + 0.5 * (penalty * weights.square()).sum()
-
-    weights = torch.zeros(design.shape[1], dtype=torch.float64)
-    value = objective(weights)
-    for _ in range(50):
-        chance = torch.sigmoid(design @ weights)
-        slope = design.T @ (share * (chance - label)) + penalty * weights
-        curvature = (design.T * (share * chance * (1 - chance))) @ design + torch.diag(penalty)
-        step = torch.linalg.solve(curvature, slope)
-        length = 1.0
-        while length > 1e-6 and not objective(weights - length * step) <= value:
-            length /= 2
-        weights = weights - length * step
-        fall, value = float(value - objective(weights)), objective(weights)
-        if fall <= 1e-10 * (1 + abs(float(value))):
-            break
-    return Logistic(mean, scale, weights)
+    regression = LogisticRegression(
+        C=1 / ridge, class_weight="balanced", solver="newton-cholesky", tol=1e-8
+    )
+    regression.fit(_design(rows, mean, scale).numpy(), member.cpu().numpy())
+    return Logistic(mean, scale, regression)
 
 
 def _design(features: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     # Outliers are cut off: one infinite loss must not decide the fit.
-    rows = ((torch.nan_to_num(features.double()) - mean) / scale).clamp(-10, 10)
-    return torch.cat([rows.new_ones(len(rows), 1), rows], dim=1)
+    rows = features.detach().cpu().double()
+    return ((torch.nan_to_num(rows) - mean) / scale).clamp(-10, 10)

@@ -1,13 +1,15 @@
 """The append-only book of all releases: its file, its readers, and budgets over it. No torch."""
 
 from clipless.ledger._budget import Budget, BudgetMeter, accountant_of, delta_of
-from clipless.ledger._file import read_ledger
+from clipless.ledger._file import LedgerInUseError, read_closed_ledger, read_ledger
 from clipless.ledger._format import INSECURE, EntryKind, LedgerText, parse, timestamp
 from clipless.ledger._ledger import Ledger
 
 __all__ = [
     "Ledger",
     "read_ledger",
+    "read_closed_ledger",
+    "LedgerInUseError",
     "Budget",
     "BudgetMeter",
     "accountant_of",

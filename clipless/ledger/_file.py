@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from pathlib import Path
 
+from clipless.common._lock import take_lock
 from clipless.errors import LedgerError
 from clipless.ledger._format import HEADER_START, EntryKind, LedgerText, decode, parse
 
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - platforms without POSIX locks
-    fcntl = None  # type: ignore[assignment]
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+_READER_ATTEMPTS, _READER_PAUSE = 5, 0.05
+
+
+class LedgerInUseError(LedgerError):
+    """Another writer holds the ledger, so that what it counts is not settled."""
 
 
 class LedgerFile:
@@ -28,15 +32,13 @@ class LedgerFile:
         self.path = Path(path).absolute()
         self.lines: list[str] = []
         """The lines found when the file was opened."""
-        if fcntl is None:  # pragma: no cover
-            raise LedgerError("ledgers on disk need POSIX file locks; use Ledger.in_memory()")
+        self._lock = -1
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-            self._descriptor = os.open(self.path, flags, 0o666)
+            self._descriptor = os.open(self.path, _FLAGS, 0o666)
         except OSError as error:
             raise LedgerError(f"cannot open the ledger {self.path}: {error}") from error
         try:
-            self._lock()
+            self._take_lock()
             self._load()
         except BaseException:
             self.close()
@@ -63,20 +65,23 @@ class LedgerFile:
 
     def close(self) -> None:
         """Let go of the file and, with the last descriptor that shares it, of the lock."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        descriptors = self._descriptor, self._lock
+        self._descriptor = self._lock = -1
+        for descriptor in descriptors:
+            if descriptor >= 0:
+                os.close(descriptor)
 
-    def _lock(self) -> None:
+    def _take_lock(self) -> None:
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LedgerError(
-                f"the ledger {self.path} is in use by {self._holder()}; a ledger has one writer: "
-                "close it there first, or give each run its own ledger"
-            ) from None
+            lock = take_lock(self.path, flags=os.O_RDWR)
         except OSError as error:
             raise LedgerError(f"cannot lock the ledger {self.path}: {error}") from error
+        if lock is None:
+            raise LedgerInUseError(
+                f"the ledger {self.path} is in use by {self._holder()}; a ledger has one writer: "
+                "close it there first, or give each run its own ledger"
+            )
+        self._lock = lock
 
     def _holder(self) -> str:
         """Name the process that wrote the last `open` line."""
@@ -91,8 +96,10 @@ class LedgerFile:
         return f"process {process}" + (" (this one)" if process == os.getpid() else "")
 
     def _read(self) -> bytes:
-        size = os.fstat(self._descriptor).st_size
-        return os.pread(self._descriptor, size, 0) if size else b""
+        """Return all bytes of the file; what is appended always goes to its end."""
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        with os.fdopen(os.dup(self._descriptor), "rb") as stream:
+            return stream.read()
 
     def _load(self) -> None:
         """Read all lines, and mend the end of the file after a crash."""
@@ -132,7 +139,9 @@ class LedgerFile:
             raise LedgerError(f"the ledger {self.path} was changed while in use")
 
     def sync_directory(self) -> None:
-        """Put the name of a new file on the disk, too."""
+        """Put the name of a new file on the disk, too; Windows does so with the file."""
+        if os.name == "nt":  # pragma: no cover - folders cannot be opened there
+            return
         descriptor = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -170,3 +179,27 @@ def read_ledger(path: str | os.PathLike[str]) -> LedgerText:
         decode(unfinished, text.digests[-1])
         return parse([*lines, unfinished], name=str(path))
     return text
+
+
+def read_closed_ledger(path: Path) -> LedgerText:
+    """Read a ledger that nobody is writing, without changing it.
+
+    Raises `LedgerInUseError` if a run holds it, and `LedgerError` if it is missing or damaged.
+    """
+    lock: int | None = -1
+    with contextlib.suppress(OSError):  # no file, which `read_ledger` names, or no locks
+        for _ in range(_READER_ATTEMPTS):
+            lock = take_lock(path)
+            if lock is not None:
+                break
+            time.sleep(_READER_PAUSE)  # another reader holds it for as long as it reads
+    if lock is None:
+        raise LedgerInUseError(
+            f"the ledger {path} is being written: the run is still going on. Wait until it has "
+            "ended, or end it, and ask again."
+        )
+    try:
+        return read_ledger(path)
+    finally:
+        if lock >= 0:
+            os.close(lock)

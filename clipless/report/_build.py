@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from clipless.common._malformed import MALFORMED
 from clipless.errors import PrivacyError
-from clipless.ledger import LedgerText, timestamp
+from clipless.ledger import LedgerInUseError, LedgerText, read_closed_ledger, timestamp
 from clipless.privacy import Plan
 from clipless.report._errors import ReportError
 from clipless.report._files import Problem, RunFiles, plain
 from clipless.report._report import RunReport
-from clipless.report._timeline import LedgerInUseError, Timeline, read_closed_ledger, timeline
+from clipless.report._timeline import Timeline, timeline
 from clipless.report.sections import _evidence
 from clipless.report.sections._checks import (
     Check,

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from clipless.accounting import Mechanism
 from clipless.common._arguments import missing
-from clipless.errors import LedgerError
-from clipless.ledger import EntryKind, LedgerText, read_ledger
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - platforms without POSIX locks
-    fcntl = None  # type: ignore[assignment]
-
-
-class LedgerInUseError(LedgerError):
-    """The run is still going on: what it has spent is not settled."""
+from clipless.ledger import EntryKind, LedgerText
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,25 +79,6 @@ class Timeline:
             for block in self.blocks
             if (block.label, block.is_step) != (label, is_step)
         ]
-
-
-def read_closed_ledger(path: Path) -> LedgerText:
-    """Read a ledger that nobody is writing, without changing it.
-
-    Raises `LedgerInUseError` if a run holds it, and `LedgerError` if it is missing or damaged.
-    """
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # a missing file is named below
-            file = stack.enter_context(path.open("rb"))
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise LedgerInUseError(
-                        f"the ledger {path} is being written: the run is still going on. Wait "
-                        "until it has ended, or end it, and ask for the report again."
-                    ) from None
-        return read_ledger(path)
 
 
 def timeline(text: LedgerText) -> Timeline:

@@ -17,9 +17,11 @@ import time
 import pytest
 
 from clipless.accounting import FullBatch, Mechanism, PoissonSampling, Relation
+from clipless.common import _lock
+from clipless.common._lock import take_lock
 from clipless.errors import LedgerError
-from clipless.ledger import EntryKind, Ledger
-from clipless.ledger._file import LedgerFile, read_ledger
+from clipless.ledger import EntryKind, Ledger, LedgerInUseError, read_closed_ledger, read_ledger
+from clipless.ledger._file import LedgerFile
 
 N = 1000
 KIND = {"dataset_size": N, "relation": Relation.ZERO_OUT}
@@ -395,9 +397,42 @@ def test_a_second_writer_is_refused_and_told_who_writes(path):
         with pytest.raises(LedgerError, match=rf"process {os.getpid()} \(this one\)"):
             Ledger(path)
         answer = in_child(lambda: Ledger(path))
-        assert answer.startswith("LedgerError")
+        assert answer.startswith("LedgerInUseError")
         assert f"in use by process {os.getpid()};" in answer
         spend(ledger, 3)
+    assert in_child(lambda: Ledger(path).releases) == "3"
+
+
+def test_a_ledger_that_somebody_writes_is_not_read_as_closed(path):
+    with pytest.raises(LedgerError, match="cannot read"):
+        read_closed_ledger(path)
+    with Ledger(path, **KIND) as ledger:
+        spend(ledger, 3)
+        with pytest.raises(LedgerInUseError, match="still going on"):
+            read_closed_ledger(path)
+    before = path.read_bytes()
+    assert read_closed_ledger(path).counts() == {STEP: 3}
+    assert path.read_bytes() == before
+    assert Ledger(path).releases == 3, "the reader must let go"
+
+
+def test_two_readers_wait_for_each_other(path, monkeypatch):
+    with Ledger(path, **KIND) as ledger:
+        spend(ledger, 3)
+    held = take_lock(path)
+    monkeypatch.setattr(time, "sleep", lambda _: os.close(held))
+    assert read_closed_ledger(path).counts() == {STEP: 3}
+
+
+def test_a_ledger_is_locked_beside_its_file_where_locks_keep_readers_out(path, monkeypatch):
+    monkeypatch.setattr(_lock, "_WINDOWS", True)
+    with Ledger(path, **KIND) as ledger:
+        spend(ledger, 3)
+        with pytest.raises(LedgerInUseError, match="one writer"):
+            Ledger(path)
+        assert total(read_ledger(path).counts().items()) >= 3
+        assert "in use by process" in in_child(lambda: Ledger(path))
+    assert path.with_name(f"{path.name}.lock").read_bytes() == b""
     assert in_child(lambda: Ledger(path).releases) == "3"
 
 

@@ -12,14 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from clipless.common._lock import take_lock
 from clipless.data._errors import DataFileError
 from clipless.data.sources._contents import checksum, contents_of, holds_one_file
 from clipless.data.sources._info import FileInfo
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - platforms without POSIX locks
-    fcntl = None  # type: ignore[assignment]
 
 _TIMEOUT = 30.0
 _ATTEMPTS = 3
@@ -61,16 +57,14 @@ def fetch(file: FileInfo, target: Path, *, bar: DownloadBar, check: Callable[[Pa
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time download into a folder; the others wait, and find the files."""
-    if fcntl is None:  # pragma: no cover
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+    lock = None
+    with contextlib.suppress(OSError):  # a file system without locks: go on without
+        lock = take_lock(folder, blocking=True)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks: go on without
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
+        if lock is not None:
+            os.close(lock)
 
 
 def _verify(part: Path, file: FileInfo) -> None:
