@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from clipless.bounds._refusal import explain_shapes, refuse_batch_axis
-from clipless.bounds._trace import check_rules, is_query
+from clipless.bounds._trace import check_rules, is_query, target_of
 from clipless.kernels._capture import CAPTURING
 from clipless.nn import Embedding
 
@@ -144,7 +144,7 @@ def _answer(node: fx.Node, asked: Sequence[Any], run: Mapping[fx.Node, Any]) -> 
         return raw
     if isinstance(raw, tuple):
         return (BatchNumber(exact=True), *raw[1:]) if raw else raw
-    if node.target == "size" and asked:
+    if asked and target_of(node, None) is Tensor.size:
         if _has_batch(asked):
             return BatchNumber(exact=False)
         return BatchNumber(exact=True) if asked[0] % run[tensor].ndim == 0 else raw
