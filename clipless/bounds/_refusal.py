@@ -144,8 +144,9 @@ def refuse_batch_axis(node: fx.Node) -> NoReturn:
 def refuse_mixed_rows(node: fx.Node) -> NoReturn:
     """Refuse an operation in which one example has a part in what is computed for another."""
     raise UnsupportedOperationError(
-        f"{place_of(node)}: it mixes rows along the batch axis. Without the last example of a batch "
-        "the others have other results, whatever its rule says: compute each row from itself alone."
+        f"{place_of(node)}: it mixes rows along the batch axis. Without the last example of a "
+        "batch the others have other results, whatever its rule says: compute each row from that "
+        "row alone."
     )
 
 
