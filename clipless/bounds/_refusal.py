@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,7 +86,7 @@ def refuse_target(node: fx.Node, module: nn.Module | None) -> NoReturn:
         if node.op == "call_function":
             what = function_name(node.target)
         elif node.op == "call_method":
-            what = repr(str(node.target))
+            what = f"torch.Tensor.{node.target}"
     else:
         place = f"{place} ({type(module).__name__})"
         reason = _module_reason(module)
@@ -94,7 +95,8 @@ def refuse_target(node: fx.Node, module: nn.Module | None) -> NoReturn:
         f"{place}: {reason}\nIf you can prove its bounds, register a rule:\n\n"
         f"    @clipless.bounds.register({what})\n"
         f"    def {name}(site, x):\n"
-        f"        return clipless.bounds.Bound(lipschitz=..., output=...)\n"
+        f"        return clipless.bounds.Bound(\n"
+        f"            lipschitz=..., output=..., roundings=..., rows_apart=...)\n"
     )
 
 
@@ -115,7 +117,7 @@ def _function_reason(node: fx.Node) -> str:
     name = function_name(node.target)
     if name.endswith("_") and not name.endswith("__"):
         return "it works in place, which the trace cannot follow. Use the version without `_`."
-    if name in ("iadd", "isub", "imul", "itruediv"):
+    if node.target in (operator.iadd, operator.isub, operator.imul, operator.itruediv):
         return "it works in place, which the trace cannot follow. Write `x = x + y`, not `x += y`."
     if name == "detach":
         return "it cuts the gradient, which is not covered."
@@ -136,6 +138,15 @@ def refuse_batch_axis(node: fx.Node) -> NoReturn:
     raise UnsupportedOperationError(
         f"{place_of(node)}: its result does not keep the batch as its first axis. Examples must "
         "stay apart: reshape, reduce and combine only the axes of the example itself."
+    )
+
+
+def refuse_mixed_rows(node: fx.Node) -> NoReturn:
+    """Refuse an operation in which one example has a part in what is computed for another."""
+    raise UnsupportedOperationError(
+        f"{place_of(node)}: it mixes rows along the batch axis. Without the last example of a "
+        "batch the others have other results, whatever its rule says: compute each row from that "
+        "row alone."
     )
 
 

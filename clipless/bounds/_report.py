@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from clipless.bounds._rule import Product
 from clipless.spectral import Certificate
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ class NodeBound:
     `input_bounds` (X) and `output_bound` bound activations, `lipschitz` (l) the Jacobian with
     respect to each input, `cotangent_bound` (G) the cotangent arriving at the output for the loss
     of one example, `jacobians` (J) the Jacobian with respect to each parameter, by full name, and
-    `gradient_bounds` what this use of the parameter adds to its gradient.
+    `gradient_bounds` what this use of the parameter adds to its gradient. `roundings` is what lower
+    precision does: see `Bound`.
     """
 
     name: str
@@ -33,6 +35,7 @@ class NodeBound:
     cotangent_bound: float
     jacobians: Mapping[str, float]
     gradient_bounds: Mapping[str, float] = field(default_factory=dict)
+    roundings: float | Product | None = None
 
 
 @dataclass(frozen=True)

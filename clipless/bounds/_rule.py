@@ -2,7 +2,8 @@
 
 A rule is a pure function. It receives a `Site` (where and with what the operation is called) and
 the operation's own arguments with a `Signal` in place of every tensor, and returns a `Bound`. Rules
-are looked up by exact type or by the very function: whatever has no rule is refused.
+are looked up by exact type, or by the very function or tensor method: whatever has no rule is
+refused, and no name means anything here.
 """
 
 from __future__ import annotations
@@ -40,6 +41,23 @@ class Signal:
 
 
 @dataclass(frozen=True)
+class Product:
+    """A product with a matrix, whose operands are rounded to TF32 or bfloat16.
+
+    Rounding moves each entry by at most u of itself, so the norm l of a matrix grows to at most
+    `(1 + u sqrt(rank)) l`.
+    """
+
+    rank: float
+    """Any r for which the matrix has a Frobenius norm of at most sqrt(r) l: its rank, for one."""
+    terms: int
+    """How many numbers are added up for one entry, forward or backward, whichever are more."""
+    certified: bool = False
+    """Whether training keeps the norm of the weight as bfloat16 rounds it within one unit of its
+    constraint. It does for this library's spectral layers."""
+
+
+@dataclass(frozen=True)
 class Bound:
     """What a rule proves of one operation, for every example.
 
@@ -48,6 +66,14 @@ class Bound:
     the norm of the Jacobian with respect to each of the module's own parameters, by name.
     `cotangent_cap` bounds what a backward pass hands on, whatever it received, and
     `parameter_caps` what it gives to a parameter.
+
+    `roundings` says what lower precision does. A number: the operation takes no products of
+    matrices (it is exact in TF32), and in bfloat16 rounds its result, or the cotangent that it
+    hands on, at most so many times, whichever is worse; `math.inf` if nobody has counted. A
+    `Product`: it is a product with a matrix. None: nothing is known, and only float32 is accepted.
+
+    `rows_apart` states that no example has a part in another's result or gradient: a rule without
+    it is refused, and it is tried on random examples.
     """
 
     lipschitz: float | tuple[float, ...]
@@ -55,6 +81,8 @@ class Bound:
     parameters: Mapping[str, float] = field(default_factory=dict)
     cotangent_cap: float = math.inf
     parameter_caps: Mapping[str, float] = field(default_factory=dict)
+    roundings: float | Product | None = None
+    rows_apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,9 +93,14 @@ class Site:
     """The path of the module, or the function with the module and source line that call it."""
     output_shape: tuple[int, ...]
     """Shape of one example's result (of the first, if there are several)."""
-    operation: str = ""
-    """The name of the module's type, or of the function."""
+    target: Any = None
+    """The module's type, the function or the tensor method: what the rule was found by."""
     called: nn.Module | None = None
+
+    @property
+    def operation(self) -> str:
+        """The name of the module's type, or of the function, for readers."""
+        return getattr(self.target, "__name__", None) or repr(self.target)
 
     @property
     def module(self) -> Any:
@@ -99,13 +132,13 @@ class Site:
 
 
 Rule = Callable[..., Bound]
-Target = type[nn.Module] | Callable[..., Any] | str
+Target = type[nn.Module] | Callable[..., Any]
 
 _RULES: dict[Target, Rule] = {}
 
 
 def register(*targets: Target) -> Callable[[Rule], Rule]:
-    """Register a rule for module types, torch functions, or names of tensor methods.
+    """Register a rule for module types, functions, or tensor methods such as `torch.Tensor.relu`.
 
     The rule receives a `Site` and then the arguments of the module's `forward` (or of the
     function) with a `Signal` for every tensor. It must return upper bounds: whoever registers a
@@ -117,9 +150,14 @@ def register(*targets: Target) -> Callable[[Rule], Rule]:
         ...         return -x
         >>> @register(Negate)
         ... def negate(site, x):
-        ...     return Bound(lipschitz=1.0, output=x.norm)
+        ...     return Bound(lipschitz=1.0, output=x.norm, roundings=0, rows_apart=True)
     """
     for target in targets:
+        if isinstance(target, str):
+            raise TypeError(
+                f"a rule belongs to an operation and not to its name {target!r}: pass the type of "
+                "the module, the function, or the method itself, such as torch.Tensor.relu"
+            )
         if target in _RULES:
             raise ValueError(f"{target!r} already has a rule: {_RULES[target].__qualname__}")
 
@@ -137,7 +175,7 @@ def unregister(*targets: Target) -> None:
 
 
 def find_rule(target: Target) -> Rule | None:
-    """Return the rule for exactly this type, function or method name."""
+    """Return the rule for exactly this type, function or method."""
     try:
         return _RULES.get(target)
     except TypeError:  # an unhashable callable has no rule
@@ -149,3 +187,10 @@ def registered_types() -> tuple[type[nn.Module], ...]:
     return tuple(
         target for target in _RULES if isinstance(target, type) and issubclass(target, nn.Module)
     )
+
+
+def scaling(site: Site, x: Signal, factor: float, *, roundings: float) -> Bound:
+    """Return l = factor, output factor X: the bound of much that maps zero to zero."""
+    if not factor <= LARGEST:
+        site.refuse(f"the factor {factor:g} is not finite, or so large that float32 overflows.")
+    return Bound(lipschitz=factor, output=factor * x.norm, roundings=roundings, rows_apart=True)

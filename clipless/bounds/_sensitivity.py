@@ -98,6 +98,7 @@ def prove(
                 cotangent_bound=back.cotangents.get(step.node, 0.0),
                 jacobians=jacobians[step],
                 gradient_bounds=shares[step],
+                roundings=step.bound.roundings,
             )
             for step in passed.steps
         ),

@@ -1,7 +1,8 @@
 """The shapes in a traced model, and proof that the batch stays an axis of its own.
 
-The graph is run on a few random examples, with two batch sizes: every tensor must have the batch as
-its first axis, whole, in both. Numbers that come from the size of the batch are followed: they may
+The graph is run on a few random examples, then each of its operations on all but the last of them:
+every tensor must have the batch as its first axis, whole, in both, and the rows that stayed must
+have the results that they had. Numbers that come from the size of the batch are followed: they may
 shape a tensor and do nothing else. Last, model and graph are run on the same examples, and must
 agree in values and gradients.
 """
@@ -18,13 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from clipless.bounds._refusal import explain_shapes, refuse_batch_axis
-from clipless.bounds._trace import check_rules, is_query
+from clipless.bounds._refusal import explain_shapes, refuse_batch_axis, refuse_mixed_rows
+from clipless.bounds._trace import check_rules, is_query, target_of
 from clipless.kernels._capture import CAPTURING
 from clipless.nn import Embedding
 
 # Two sizes, so that an axis that merely happens to have the size of the batch is found out.
-_BATCH_SIZES = (2, 3)
+_BATCH_SIZES = (3, 2)
+# Units by which results may differ that were computed in batches of different sizes.
+_ROUNDINGS = 1e3
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,12 @@ def trace(model: nn.Module, input_shapes: Sequence[tuple[int, ...]]) -> TracedMo
         )
     # Dropout draws numbers: a report must not change what the user's program draws next.
     with torch.no_grad(), _rehearsal(), _own_randomness(model):
-        runs = [
-            _run(graph, model, constants, _random_inputs(graph, model, input_shapes, size))
-            for size in _BATCH_SIZES
-        ]
-    shapes, several = _shapes(graph, runs)
+        inputs = _random_inputs(graph, model, input_shapes, _BATCH_SIZES[0])
+        whole = _run(graph, model, constants, inputs)
+        fewer = _run(graph, model, constants, [x[: _BATCH_SIZES[1]] for x in inputs], whole)
+        runs = (whole, fewer)
+        shapes, several = _shapes(graph, runs)
+        _check_rows_apart(graph, model, runs)
     values = _values(graph, runs[0], shapes)
     return TracedModel(graph, shapes, several, values, constants, tuple(input_shapes))
 
@@ -115,6 +119,32 @@ def _shapes(
     return shapes, frozenset(several)
 
 
+def _check_rows_apart(
+    graph: fx.Graph, model: nn.Module, runs: Sequence[Mapping[fx.Node, Any]]
+) -> None:
+    """Refuse an operation in which what is computed for a row depends on another row."""
+    whole, fewer = runs
+    for node in graph.nodes:
+        if not node.op.startswith("call_") or _same_rows(whole[node], fewer[node]):
+            continue
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), whole.__getitem__)
+        again = _call(node, model, args, kwargs)
+        if _same_rows(whole[node], again):  # it draws no numbers, such as those of dropout
+            refuse_mixed_rows(node)
+
+
+def _same_rows(results: Any, others: Any) -> bool:
+    """Whether the rows that both have are the same, up to rounding, in all tensors."""
+    if _is_tensor_tuple(results):
+        return all(map(_same_rows, results, others))
+    if not isinstance(results, Tensor) or not results.is_floating_point():
+        return True
+    a, b = results[: others.shape[0]], others
+    room = _ROUNDINGS * torch.finfo(a.dtype).eps
+    scale = float(b.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax()) if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=room, atol=room * scale, equal_nan=True)
+
+
 def _is_tensor_tuple(value: Any) -> bool:
     return isinstance(value, tuple | list) and any(isinstance(part, Tensor) for part in value)
 
@@ -144,7 +174,7 @@ def _answer(node: fx.Node, asked: Sequence[Any], run: Mapping[fx.Node, Any]) -> 
         return raw
     if isinstance(raw, tuple):
         return (BatchNumber(exact=True), *raw[1:]) if raw else raw
-    if node.target == "size" and asked:
+    if asked and target_of(node, None) is Tensor.size:
         if _has_batch(asked):
             return BatchNumber(exact=False)
         return BatchNumber(exact=True) if asked[0] % run[tensor].ndim == 0 else raw
@@ -192,10 +222,18 @@ def _is_tokens(node: fx.Node, model: nn.Module) -> bool:
 
 
 def _run(
-    graph: fx.Graph, model: nn.Module, constants: Mapping[str, Tensor], inputs: Sequence[Tensor]
+    graph: fx.Graph,
+    model: nn.Module,
+    constants: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    larger: Mapping[fx.Node, Any] | None = None,
 ) -> dict[fx.Node, Any]:
-    """Run the graph and return what every node yields."""
+    """Run the graph and return what every node yields.
+
+    Given the results for a larger batch, each operation is run on the first rows of those.
+    """
     results: dict[fx.Node, Any] = {}
+    rows = next((x.shape[0] for x in inputs), 0)
     remaining = iter(inputs)
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -203,12 +241,29 @@ def _run(
         elif node.op == "get_attr":
             results[node] = fetch(str(node.target), model, constants)
         elif node.op != "output":
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), results.__getitem__)
+            seen = results if larger is None else _first_rows(node, larger, results, rows)
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), seen.__getitem__)
             try:
                 results[node] = _call(node, model, args, kwargs)
             except Exception as error:
                 raise explain_shapes(node, error, results) from error
     return results
+
+
+def _first_rows(
+    node: fx.Node, larger: Mapping[fx.Node, Any], results: Mapping[fx.Node, Any], rows: int
+) -> dict[fx.Node, Any]:
+    """What a node reads: the first rows of the tensors of a larger batch, and all else as it is."""
+
+    def part(source: fx.Node) -> Any:
+        found = larger[source]
+        if source.op == "get_attr" or not (isinstance(found, Tensor) or _is_tensor_tuple(found)):
+            return results[source]
+        if isinstance(found, Tensor):
+            return found[:rows] if found.ndim else found
+        return type(found)(each[:rows] if each.ndim else each for each in found)
+
+    return {source: part(source) for source in node.all_input_nodes}
 
 
 def _call(node: fx.Node, model: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -226,7 +281,7 @@ def agrees_with_model(traced: TracedModel, model: nn.Module) -> bool:
     other names of a tensor, global state), or bring a backward pass of its own; then the graph is
     not the model.
     """
-    drawn = _random_inputs(traced.graph, model, traced.input_shapes, _BATCH_SIZES[1])
+    drawn = _random_inputs(traced.graph, model, traced.input_shapes, _BATCH_SIZES[0])
     inputs = [t.requires_grad_() if t.is_floating_point() else t for t in drawn]
     (output,) = (node.args[0] for node in traced.graph.nodes if node.op == "output")
     if not isinstance(output, fx.Node):

@@ -34,7 +34,10 @@ from clipless.nn import ConstrainedModule
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _TRIES = 5
 # Questions about a tensor whose answer does not depend on its entries.
-QUERIES = frozenset({"size", "dim", "shape", "ndim", "dtype", "device", "ndimension"})
+_QUERIES: frozenset[Any] = frozenset(
+    {Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.shape, Tensor.ndim, Tensor.dtype}
+    | {Tensor.device}
+)
 
 
 def check_rules(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
@@ -160,17 +163,21 @@ def is_leaf(module: nn.Module) -> bool:
 
 def _check_node(node: fx.Node, model: nn.Module) -> None:
     """Refuse operations without a rule before anything is run."""
-    if node.op == "call_module":
-        module = model.get_submodule(str(node.target))
-        if find_rule(type(module)) is None:
-            refuse_target(node, module)
-    elif node.op == "call_method" and find_rule(node.target) is None:
-        if node.target not in QUERIES:
-            refuse_target(node, None)
-    elif node.op == "call_function" and find_rule(node.target) is None:
-        arithmetic = not any(_may_be_tensor(source) for source in node.all_input_nodes)
-        if not is_query(node) and not arithmetic:
-            refuse_target(node, None)
+    if not node.op.startswith("call_"):
+        return
+    module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if find_rule(target_of(node, module)) is not None or is_query(node):
+        return
+    sizes = not any(_may_be_tensor(source) for source in node.all_input_nodes)
+    if not (node.op == "call_function" and sizes):  # arithmetic of sizes needs no rule
+        refuse_target(node, module)
+
+
+def target_of(node: fx.Node, module: nn.Module | None) -> Any:
+    """Return what a node calls: the type of its module, the function, or the tensor's method."""
+    if module is not None:
+        return type(module)
+    return getattr(Tensor, str(node.target), None) if node.op == "call_method" else node.target
 
 
 def _may_be_tensor(node: fx.Node) -> bool:
@@ -185,5 +192,5 @@ def _may_be_tensor(node: fx.Node) -> bool:
 def is_query(node: fx.Node) -> bool:
     """Whether a node asks a tensor for its shape, dtype or device."""
     if node.op == "call_function" and node.target is getattr:
-        return node.args[1] in QUERIES
-    return node.op == "call_method" and node.target in QUERIES
+        return getattr(Tensor, str(node.args[1]), None) in _QUERIES
+    return node.op == "call_method" and target_of(node, None) in _QUERIES

@@ -16,9 +16,10 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from clipless.bounds._refusal import function_name, place_of, refuse_parameter, refuse_target
-from clipless.bounds._rule import LARGEST, Bound, Signal, Site, find_rule
+from clipless.bounds._refusal import place_of, refuse_parameter, refuse_target
+from clipless.bounds._rule import LARGEST, Bound, Product, Signal, Site, find_rule
 from clipless.bounds._shapes import TracedModel, depends_on_batch, fetch
+from clipless.bounds._trace import target_of
 from clipless.errors import UnsupportedOperationError
 
 
@@ -87,10 +88,10 @@ def _apply_rule(
     site = Site(
         where=place_of(node),
         output_shape=traced.shapes[node][0],
-        operation=function_name(node.target) if module is None else type(module).__name__,
+        target=target_of(node, module),
         called=module,
     )
-    rule = find_rule(type(module) if module is not None else node.target)
+    rule = find_rule(site.target)
     if rule is None:
         refuse_target(node, module)
     for source in node.all_input_nodes:
@@ -129,8 +130,15 @@ def _check_answer(
         site.refuse(f"its rule gave {len(lipschitz)} Jacobian bounds for {len(sources)} inputs.")
     numbers = [*lipschitz, bound.output, bound.cotangent_cap]
     numbers += [*bound.parameters.values(), *bound.parameter_caps.values()]
+    stated = bound.roundings
+    numbers += [stated.rank, stated.terms] if isinstance(stated, Product) else [stated or 0.0]
     if not all(number >= 0 for number in numbers):
         site.refuse(f"its rule gave a number that is no bound: {bound}.")
+    if bound.rows_apart is not True:
+        site.refuse(
+            "its rule does not state that rows stay apart. If no example has a part in what is "
+            "computed for another, forward or backward, say so: Bound(..., rows_apart=True)."
+        )
     if LARGEST < bound.output < math.inf:
         site.refuse(
             f"its values can reach {bound.output:.3g}, where float32 overflows. Use smaller norms."

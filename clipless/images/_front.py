@@ -101,7 +101,6 @@ def image_features(site: Site, x: Signal) -> Bound:
         site.refuse("the filters of its scattering transform are not the ones that were certified.")
     constant = layer.scattering.design().lipschitz
     if layer.root:
-        return Bound(
-            lipschitz=math.inf, output=math.sqrt(math.sqrt(site.output_size) * constant * x.norm)
-        )
-    return Bound(lipschitz=constant, output=constant * x.norm)
+        output = math.sqrt(math.sqrt(site.output_size) * constant * x.norm)
+        return Bound(lipschitz=math.inf, output=output, rows_apart=True)
+    return Bound(lipschitz=constant, output=constant * x.norm, rows_apart=True)

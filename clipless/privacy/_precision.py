@@ -10,9 +10,11 @@ factor 1 + u at most. The entries of a weight W move by u |W_ij| each, hence
     ||rounded W|| <= ||W|| + u ||W||_F <= (1 + u sqrt(rank)) c
 
 for a spectral norm of c; in bfloat16 this is too much, and the rounded weights are certified
-themselves instead (`RoundedWeights`). Forward and backward pass are chains of such operations.
-An operation lies before a weight, where its forward pass matters, or behind it, where its backward
-pass does, so that each counts once, with the worse of the two; so does each branch of a sum.
+themselves instead (`RoundedWeights`). Forward and backward pass are chains of such operations, and
+the rule of each states what it rounds (`clipless.bounds.Bound.roundings`). An operation lies before
+a weight, where its forward pass matters, or behind it, where its backward pass does, so that each
+counts once, with the worse of the two; so does each branch of a sum. What happens inside one kernel
+is computed in float32, and rounded once, at its end.
 
 Sums are accumulated in float32. Their error could reach n units in theory and grows like the root
 of n in practice, since roundings go either way: that part is an estimate with a margin, and the
@@ -22,17 +24,12 @@ only one (see docs/speed.md).
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import nn
 
-from clipless import nn as lip
-from clipless.bounds import SensitivityReport
-from clipless.bounds._report import NodeBound
+from clipless.bounds import NodeBound, Product, SensitivityReport
 from clipless.errors import PrivacyError
-from clipless.nn._base import AffineModule
-from clipless.spectral import patch_multiplicity
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")
@@ -54,7 +51,6 @@ def arithmetic_slack(
     dtype: torch.dtype,
     *,
     precision: Precision = "float32",
-    model: nn.Module | None = None,
     report: SensitivityReport | None = None,
 ) -> float:
     """Return what rounding may add to a gradient bound, relative to it.
@@ -62,8 +58,8 @@ def arithmetic_slack(
     Args:
         dtype: that of the parameters.
         precision: what products of activations and weights are rounded to.
-        model, report: the model and its bounds; without them, float32 and a model of moderate size
-            are taken for granted.
+        report: the bounds of the model; without them, float32 and a model of moderate size are
+            taken for granted.
     """
     if dtype not in _SLACK:
         raise ValueError(
@@ -75,123 +71,43 @@ def arithmetic_slack(
     if precision != "float32" and dtype != torch.float32:
         raise ValueError(f"precision={precision!r} is for parameters in float32, not {dtype}")
     slack = _SLACK[dtype]
-    if model is None or report is None:
+    if report is None:
         return slack
-    layers = [_module_of(model, node) for node in report.nodes]
     if dtype == torch.float32:
-        products = [layer for layer in layers if isinstance(layer, AffineModule)]
-        slack = max(slack, sum(map(_accumulation, products)))
+        slack = max(slack, sum(map(_accumulation, report.nodes)))
     if precision == "float32":
         return slack
-    unit = UNITS[precision]
     # The input of the network and the cotangent of its output are rounded too.
-    growth = (1 + unit) ** 2
-    for node, layer in zip(report.nodes, layers, strict=True):
-        growth *= _growth(node, layer, precision)
+    growth = (1 + UNITS[precision]) ** 2
+    for node in report.nodes:
+        growth *= _growth(node, precision)
     return (1 + slack) * growth - 1
 
 
-def _growth(node: NodeBound, layer: nn.Module | None, precision: Precision) -> float:
-    """The factor by which rounding in one operation can enlarge what flows through it."""
-    unit = UNITS[precision]
-    if isinstance(layer, AffineModule):
-        if precision == "bfloat16":
-            return (1 + WEIGHT_ROOM) / (1 - unit)
-        return (1 + unit * math.sqrt(largest_rank(layer))) / (1 - unit)
-    known: Any = node.operation if layer is None else type(layer)
-    if known in _ROUNDINGS and (precision == "tf32" or math.inf in node.input_bounds):
-        return 1.0  # only products round to TF32; raw inputs arrive in float32
-    roundings = _ROUNDINGS.get(known)
-    if roundings is None:
+def _growth(node: NodeBound, precision: Precision) -> float:
+    """Return the factor by which rounding in one operation can enlarge what flows through it."""
+    unit, stated = UNITS[precision], node.roundings
+    unbounded = math.isinf(node.output_bound)
+    uncounted = precision == "bfloat16" and stated == math.inf and not unbounded
+    if stated is None or uncounted:
         raise PrivacyError(
             f"{node.name} ({node.operation}): how much rounding adds to its result in {precision} "
-            "is not known. Train in float32 (precision='float32', and TF32 off on a GPU), or "
-            "compute this part beforehand."
+            "is not known. Train in float32 (precision='float32', and TF32 off on a GPU), compute "
+            "this part beforehand, or state `roundings` in its rule (clipless.bounds.Bound)."
         )
-    if isinstance(layer, _WINDOWS):
-        roundings += _multiplicity(layer)
-    if node.operation in _JOINS:
-        roundings += len(node.input_bounds) - 1
-    return (1 - unit) ** -roundings
+    if unbounded:
+        return 1.0  # nothing is claimed of it: the input guard comes later
+    if isinstance(stated, Product):
+        certified = stated.certified and precision == "bfloat16"
+        return (1 + (WEIGHT_ROOM if certified else unit * math.sqrt(stated.rank))) / (1 - unit)
+    if precision == "tf32":
+        return 1.0  # only products round
+    return float((1 - unit) ** -stated)
 
 
-def largest_rank(layer: AffineModule) -> float:
-    """Return r such that the rounding error of a weight has norm at most `u sqrt(r) c`."""
-    if isinstance(layer, lip.FrobeniusLinear):
-        return 1.0
-    rows, columns = layer.weight.shape[0], layer.weight[0].numel()
-    if isinstance(layer, lip.SpectralConv1d | lip.SpectralConv2d):
-        if layer.certificate_size is not None:
-            # The response to one pixel has norm c at most, so ||kernel||_F <= c sqrt(channels).
-            return layer.multiplicity * min(rows, layer.weight.shape[1])
-        rows //= layer.groups
-    return min(rows, columns)
-
-
-def _accumulation(layer: AffineModule) -> float:
-    """The error of a product's sums, relative to c ||x||: `2 u sqrt(n r)` for n terms each."""
-    terms = max(layer.weight[0].numel(), layer.weight[:, 0].numel())
-    return _ACCUMULATION * math.sqrt(terms * largest_rank(layer))
-
-
-def _module_of(model: nn.Module, node: NodeBound) -> nn.Module | None:
-    """The module that a node of the report calls, or None for a function."""
-    try:
-        module = model.get_submodule(node.name)
-    except AttributeError:
-        return None
-    return module if type(module).__name__ == node.operation else None
-
-
-def _multiplicity(layer: Any) -> int:
-    """In how many windows a cell can lie: so many cotangents are added up."""
-    sizes = [layer.kernel_size, layer.stride, getattr(layer, "dilation", 1)]
-    axes = 1 if type(layer).__name__.endswith("1d") else 2
-    window, stride, dilation = (s if isinstance(s, tuple) else (s,) * axes for s in sizes)
-    return patch_multiplicity(window, stride, dilation)
-
-
-_WINDOWS = (
-    lip.ScaledAvgPool1d, lip.ScaledAvgPool2d, nn.AvgPool1d, nn.AvgPool2d,
-    nn.MaxPool1d, nn.MaxPool2d,
-)  # fmt: skip
-_JOINS = ("cat", "concat", "concatenate", "stack")
-
-# How many units an operation between products can add in bfloat16, forward or backward, whichever
-# is more; None if nobody has counted. What happens inside one kernel is computed in float32, and
-# rounded once, at its end.
-_EXACT: tuple[Any, ...] = (
-    lip.GroupSort, lip.MaxMin, lip.FullSort, lip.Absolute, nn.Identity, nn.Flatten, nn.Unflatten,
-    nn.ReLU, nn.ZeroPad1d, nn.ZeroPad2d, nn.Hardtanh, nn.ReLU6,
-    "relu", "abs", "absolute", "neg", "negative", "clone", "contiguous", "float", "double",
-    "reshape", "view", "view_as", "reshape_as", "flatten", "unflatten", "transpose", "swapaxes",
-    "swapdims", "permute", "movedim", "moveaxis", "squeeze", "unsqueeze", "getitem", "chunk",
-    "split", "unbind", *_JOINS, nn.MaxPool1d, nn.MaxPool2d,
-)  # fmt: skip
-_ONCE: tuple[Any, ...] = (
-    nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.ELU, nn.GELU, nn.SiLU, nn.Dropout,
-    nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, lip.Embedding,
-    "leaky_relu", "tanh", "sigmoid", "softplus", "elu", "gelu", "silu", "dropout",
-    "mul", "multiply", "div", "divide", "true_divide", "truediv", "mean", "sum", "amax", "amin",
-    # Where an activation was used twice, its cotangents are added up and rounded. There are as
-    # many such sums as there are branches that meet again, here and in the joins.
-    "add", "sub", "subtract", "maximum", "minimum",
-)  # fmt: skip
-_ROUNDINGS: dict[Any, int | None] = {
-    **dict.fromkeys(_EXACT, 0),
-    **dict.fromkeys(_ONCE, 1),
-    # Backward: the norm that was rounded is divided by, and the product with x is rounded.
-    lip.ScaledL2NormPool1d: 2, lip.ScaledL2NormPool2d: 2,
-    lip.ScaledGlobalL2NormPool1d: 2, lip.ScaledGlobalL2NormPool2d: 2,
-    # A sum, and its product with a constant.
-    lip.ScaledAvgPool1d: 2, lip.ScaledAvgPool2d: 2, nn.AvgPool1d: 2, nn.AvgPool2d: 2,
-    lip.ScaledGlobalAvgPool1d: 2, lip.ScaledGlobalAvgPool2d: 2,
-    nn.AdaptiveAvgPool1d: 2, nn.AdaptiveAvgPool2d: 2,
-    # A mean is rounded, then the difference; backward there is one more sum.
-    lip.LayerCentering: 3,
-    # Several operations, one after the other, each of which rounds.
-    lip.BoundedInput: 8, lip.BallProjection: 8, lip.ClipGradient: 8, lip.Householder: 8,
-    **dict.fromkeys(("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d"), None),
-    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d"), None),
-    lip.ChannelStandardize: None, lip.ChannelMix: None, lip.GroupNormalize: None,
-}  # fmt: skip
+def _accumulation(node: NodeBound) -> float:
+    """Return the error of a product's sums, relative to l X: `2 u sqrt(n r)` for n terms each."""
+    stated = node.roundings
+    if not isinstance(stated, Product) or math.isinf(node.output_bound):
+        return 0.0
+    return _ACCUMULATION * math.sqrt(stated.terms * stated.rank)

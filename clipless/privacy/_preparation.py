@@ -154,7 +154,6 @@ def prepare(
         arithmetic_slack=arithmetic_slack(
             parameter_dtype(module),
             precision=options.precision,
-            model=unwrap(module),
             report=report,
         ),
         accountant=accountant,

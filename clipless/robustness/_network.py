@@ -215,8 +215,7 @@ def _changes_nothing(step: _walk.Step, steps: Mapping[fx.Node, _walk.Step]) -> b
     if type(step.site.called) in _NOTHING_HAPPENS:
         return True
     before = steps.get(step.sources[0])
-    target = step.node.target if step.site.called is None else type(step.site.called)
-    rearranges = find_rule(target) in (_module_rules.flatten, *_RESHAPING)
+    rearranges = find_rule(step.site.target) in (_module_rules.flatten, *_RESHAPING)
     one_number = before is not None and before.site.output_size == step.site.output_size == 1
     return rearranges and one_number
 

@@ -111,7 +111,7 @@ def _size_of_terms(step: _walk.Step, arriving: Sequence[float], handed_on: float
 def _roundings(step: _walk.Step, shapes: Shapes) -> int:
     """How many roundings meet in one entry of the result: all entries, where nothing is known."""
     module = step.site.called
-    rule = find_rule(step.node.target if module is None else type(module))
+    rule = find_rule(step.site.target)
     rearranges = getattr(rule, "__module__", "") == _shape_rules.__name__
     if rule in _EXACT or rearranges or type(module) is nn.ReLU:
         return 0

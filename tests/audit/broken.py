@@ -67,7 +67,7 @@ def wrong_rule():
 
     @register(Amplify)
     def amplify(site, x):
-        return Bound(lipschitz=1.0, output=x.norm)
+        return Bound(lipschitz=1.0, output=x.norm, rows_apart=True)
 
     try:
         yield

@@ -100,7 +100,7 @@ class Doubled(nn.Module):
 def wrong_rule():
     @register(Doubled)
     def doubled(site, x):
-        return Bound(lipschitz=1.0, output=x.norm)  # a lie: it is 2
+        return Bound(lipschitz=1.0, output=x.norm, rows_apart=True)  # a lie: it is 2
 
     yield
     unregister(Doubled)

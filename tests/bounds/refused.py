@@ -49,7 +49,8 @@ def assert_shows_how_to_register(message, what):
     assert what in lines[start]
     assert lines[start + 1].startswith("def ")
     assert lines[start + 1].endswith("(site, x):")
-    assert lines[start + 2] == "return clipless.bounds.Bound(lipschitz=..., output=...)"
+    assert lines[start + 2] == "return clipless.bounds.Bound("
+    assert lines[start + 3] == "lipschitz=..., output=..., roundings=..., rows_apart=...)"
 
 
 def assert_refused_or_true(model, shape, inputs=None, *, count=8):

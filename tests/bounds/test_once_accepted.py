@@ -25,6 +25,9 @@ def test_the_check_itself_can_fail():
         with pytest.raises(AssertionError):
             assert_refused_or_true(model, (4,))
         patch.setattr(lip.SpectralLinear, "forward", lambda self, x: x - x.mean(0))
+        assert "mixes rows" in refusal(model)
+        hidden = lambda self, x: x - x.mean(0) if len(x) > 3 else x  # noqa: E731
+        patch.setattr(lip.SpectralLinear, "forward", hidden)
         with pytest.raises(AssertionError):
             assert_refused_or_true(model, (4,))
 

@@ -186,7 +186,7 @@ def test_a_rule_of_ones_own():
 
     @register(Halve)
     def halve(site, x):
-        return Bound(lipschitz=0.25, output=x.norm / 4)
+        return Bound(lipschitz=0.25, output=x.norm / 4, rows_apart=True)
 
     try:
         assert bounds(model, (4,))["1.weight"] == 0.25  # now a leaf, judged by its rule
@@ -208,10 +208,13 @@ class Scale(nn.Module):
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (lambda x: Bound(1.0, x.norm), "every parameter needs a Jacobian bound"),
+        (lambda x: Bound(1.0, x.norm, rows_apart=True), "every parameter needs a Jacobian bound"),
         (lambda x: Bound((1.0, 1.0), x.norm, {"factor": x.norm}), "2 Jacobian bounds for 1 input"),
         (lambda x: Bound(math.nan, x.norm, {"factor": x.norm}), "no bound"),
         (lambda x: Bound(-1.0, x.norm, {"factor": x.norm}), "no bound"),
+        (lambda x: Bound(1.0, x.norm, {"factor": x.norm}, roundings=-1), "no bound"),
+        (lambda x: Bound(1.0, x.norm, {"factor": x.norm}, roundings=math.nan), "no bound"),
+        (lambda x: Bound(1.0, x.norm, {"factor": x.norm}), "does not state that rows stay apart"),
     ],
 )
 def test_answers_of_rules_are_checked(answer, words):
@@ -224,7 +227,7 @@ def test_answers_of_rules_are_checked(answer, words):
 
 
 def test_a_rule_with_a_parameter():
-    register(Scale)(lambda site, x: Bound(1.0, x.norm, {"factor": x.norm}))
+    register(Scale)(lambda site, x: Bound(1.0, x.norm, {"factor": x.norm}, rows_apart=True))
     try:
         assert bounds(nn.Sequential(lip.BoundedInput(2.0), Scale()), (4,)) == {"1.factor": 2.0}
     finally:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import clipless
@@ -20,13 +20,14 @@ from clipless.privacy._plan import Plan
 from clipless.privacy._precision import UNITS, WEIGHT_ROOM, arithmetic_slack
 from clipless.privacy.step._checks import check_precision
 from clipless.privacy.step._rounded_weights import RoundedWeights, _norm_bound
+from tests.models import small
 from tests.privacy.misuse_helpers import bounded_or_refused, gradients_of, refused
 from tests.privacy.runs import SHAPES, Run, cnn, examples, mlp, residual
 
 
 def slack_of(model, precision, shape=(6,)):
     report = clipless.sensitivity(model, loss=losses.CrossEntropy(), input_shape=shape)
-    return arithmetic_slack(torch.float32, precision=precision, model=model, report=report)
+    return arithmetic_slack(torch.float32, precision=precision, report=report)
 
 
 # --- the slack -----------------------------------------------------------------------------------
@@ -80,7 +81,7 @@ def test_operations_that_nobody_has_counted_are_refused():
 
     @clipless.bounds.register(Odd)
     def odd(site, x):
-        return clipless.bounds.Bound(lipschitz=1.0, output=x.norm)
+        return clipless.bounds.Bound(lipschitz=1.0, output=x.norm, rows_apart=True)
 
     try:
         for precision in ("tf32", "bfloat16"):
@@ -89,6 +90,122 @@ def test_operations_that_nobody_has_counted_are_refused():
                     precision=precision)  # fmt: skip
     finally:
         clipless.bounds.unregister(Odd)
+
+
+SLACKS = {
+    "mlp": (0.0066991344097866445, 0.024722516815056217),
+    "lenet": (0.01418010245419321, 0.05728313476134517),
+    "vgg": (0.019963512435092312, 0.07393300681048953),
+    "resnet": (0.019697139726060797, 0.07393300681048953),
+    "mixer": (0.02574674774634733, 0.05725086928684764),
+}
+"""What the models of `clipless.models` had, in TF32 and bfloat16, before rules stated roundings."""
+
+
+@pytest.mark.parametrize("name", SLACKS)
+def test_the_slack_of_the_models_is_what_it_was(name):
+    config = small.config(name, small.DEFAULT, classes=10)
+    model = clipless.models.build(config)
+    found = [slack_of(model, p, config.input_shape) for p in ("float32", "tf32", "bfloat16")]
+    assert found == pytest.approx([1e-3, *SLACKS[name]], rel=0, abs=1e-12)
+
+
+class Halve(nn.Module):
+    def forward(self, x):
+        return x / 2
+
+
+class Turn(nn.Module):
+    """A product with a fixed orthogonal matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("matrix", torch.linalg.qr(torch.randn(8, 8))[0])
+
+    def forward(self, x):
+        return F.linear(x, self.matrix)
+
+
+@contextlib.contextmanager
+def stated(kind, lipschitz, roundings):
+    @clipless.bounds.register(kind)
+    def own(site, x):
+        return clipless.bounds.Bound(
+            lipschitz, lipschitz * x.norm, roundings=roundings, rows_apart=True
+        )
+
+    try:
+        yield
+    finally:
+        clipless.bounds.unregister(kind)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "lipschitz", "roundings"),
+    [(Halve, 0.5, 3), (Turn, 1.0 + 1e-5, clipless.bounds.Product(rank=8, terms=8))],
+)
+def test_a_layer_of_ones_own_trains_if_its_rule_states_roundings(
+    kind, lipschitz, roundings, precision
+):
+    u = UNITS[precision]
+    layers = (lip.BoundedInput(1.0), lip.SpectralLinear(6, 8), lip.SpectralLinear(8, 3))
+    with stated(kind, lipschitz, roundings):
+        run = Run(nn.Sequential(layers[0], layers[1], kind(), layers[2]), precision=precision)
+        own = (1 + u * math.sqrt(8)) / (1 - u)
+        if kind is Halve:
+            own = 1.0 if precision == "tf32" else (1 - u) ** -3
+        without = slack_of(nn.Sequential(*layers), precision)
+        expected = (1 + without) * own - 1
+        assert run.engine.plan.arithmetic_slack == pytest.approx(expected, rel=1e-12)
+        before = layers[1].weight.detach().clone()
+        run.steps(2)
+        assert not layers[1].weight.equal(before)
+    with stated(kind, lipschitz, None), refused(kind.__name__, precision):
+        Run(nn.Sequential(layers[0], layers[1], kind(), layers[2]), precision=precision)
+
+
+def test_a_name_inherits_nothing():
+    """A function called `relu` that takes products, with a rule that says nothing of rounding."""
+
+    def relu(x):
+        return x @ torch.eye(6)
+
+    model = nn.Sequential(lip.BoundedInput(1.0), Calls(relu), lip.SpectralLinear(6, 3))
+    with stated(relu, 1.0, None):
+        report = clipless.sensitivity(model, loss=1.0, input_shape=(6,))
+        assert report.nodes[1].operation == "relu"
+        for precision in ("tf32", "bfloat16"):
+            with refused("relu", precision):
+                slack_of(model, precision)
+
+
+class Calls(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return leaf(self.function, x)
+
+
+def leaf(function, x):
+    """Call a function as one operation of the graph, where there is one."""
+    if isinstance(x, fx.Proxy):
+        return x.tracer.create_proxy("call_function", function, (x,), {})
+    return function(x)
+
+
+def test_a_fixed_matrix_rounds_like_a_weight():
+    layers = (lip.SpectralLinear(6, 8), lip.ChannelMix(torch.eye(8)), lip.SpectralLinear(8, 3))
+    plain = nn.Sequential(lip.BoundedInput(1.0), layers[0], layers[2])
+    mixed = nn.Sequential(lip.BoundedInput(1.0), *layers)
+    for precision in ("tf32", "bfloat16"):
+        u = UNITS[precision]
+        growth = (1 + slack_of(mixed, precision)) / (1 + slack_of(plain, precision))
+        assert growth == pytest.approx((1 + u * math.sqrt(8)) / (1 - u), rel=1e-12)
+    first = nn.Sequential(lip.ChannelMix(torch.eye(6)), *plain)  # before the guard it is free
+    assert slack_of(first, "bfloat16") == slack_of(plain, "bfloat16")
 
 
 def test_arguments():

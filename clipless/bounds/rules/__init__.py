@@ -12,6 +12,7 @@ from clipless.bounds.rules import (
     _reductions,
     _shapes,
 )
+from clipless.bounds.rules._layers import weight_product as weight_product
 
 RULE_FILES = (_activation, _arithmetic, _features, _layers, _modules, _reductions, _shapes)
 """The modules that register rules."""

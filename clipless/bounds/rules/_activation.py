@@ -10,9 +10,10 @@ import math
 import operator
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from clipless.bounds._rule import LARGEST, Bound, Signal, Site, register
+from clipless.bounds._rule import LARGEST, Bound, Signal, Site, register, scaling
 
 _SOFTPLUS_THRESHOLDS = (20.0, 80.0)
 
@@ -38,39 +39,40 @@ def finite(site: Site, number: float) -> float:
     return number
 
 
-@register(torch.relu, F.relu, "relu")
+@register(torch.relu, F.relu, Tensor.relu)
 def relu(site: Site, x: Signal, inplace: bool = False) -> Bound:
     """max(0, x): l = 1, output X."""
     refuse_inplace(site, inplace)
-    return Bound(lipschitz=1.0, output=x.norm)
+    return scaling(site, x, 1.0, roundings=0)
 
 
-@register(torch.abs, torch.absolute, operator.abs, abs, "abs", "absolute")
+@register(torch.abs, torch.absolute, operator.abs, abs, Tensor.abs, Tensor.absolute)
 def absolute(site: Site, x: Signal) -> Bound:
     """|x|: l = 1, output X."""
-    return Bound(lipschitz=1.0, output=x.norm)
+    return scaling(site, x, 1.0, roundings=0)
 
 
 @register(F.leaky_relu)
 def leaky_relu(site: Site, x: Signal, negative_slope: float = 0.01, inplace: bool = False) -> Bound:
     """Slope a below zero: l = max(1, |a|), output l X."""
     refuse_inplace(site, inplace)
-    lipschitz = max(1.0, finite(site, abs(negative_slope)))
-    return Bound(lipschitz=lipschitz, output=lipschitz * x.norm)
+    return scaling(site, x, max(1.0, finite(site, abs(negative_slope))), roundings=1)
 
 
-@register(torch.tanh, F.tanh, "tanh")
+@register(torch.tanh, F.tanh, Tensor.tanh)
 def tanh(site: Site, x: Signal) -> Bound:
     """l = 1, output min(X, sqrt(n))."""
-    return Bound(lipschitz=1.0, output=saturated(x, math.sqrt(x.size)))
+    output = saturated(x, math.sqrt(x.size))
+    return Bound(lipschitz=1.0, output=output, roundings=1, rows_apart=True)
 
 
-@register(torch.sigmoid, F.sigmoid, "sigmoid")
+@register(torch.sigmoid, F.sigmoid, Tensor.sigmoid)
 def sigmoid(site: Site, x: Signal) -> Bound:
     """l = 1/4; it maps 0 to 1/2, so the output is at most min(sqrt(n), sqrt(n)/2 + X/4)."""
     root = math.sqrt(x.size)
     from_zero = root / 2 + x.norm / 4
-    return Bound(lipschitz=0.25, output=min(root, from_zero) if x.is_bounded else from_zero)
+    output = min(root, from_zero) if x.is_bounded else from_zero
+    return Bound(lipschitz=0.25, output=output, roundings=1, rows_apart=True)
 
 
 @register(F.softplus)
@@ -89,28 +91,28 @@ def softplus(site: Site, x: Signal, beta: float = 1.0, threshold: float = 20.0) 
             f"softplus overflows below its threshold of {threshold}: exp(x) is infinite in float32 "
             f"for x > 88. Use at most {most:g}."
         )
-    return Bound(lipschitz=1.0, output=x.norm + math.sqrt(x.size) * math.log(2.0) / beta)
+    output = x.norm + math.sqrt(x.size) * math.log(2.0) / beta
+    return Bound(lipschitz=1.0, output=output, roundings=1, rows_apart=True)
 
 
 @register(F.elu)
 def elu(site: Site, x: Signal, alpha: float = 1.0, inplace: bool = False) -> Bound:
     """alpha (exp(x) - 1) below zero: l = max(1, |alpha|), output l X."""
     refuse_inplace(site, inplace)
-    lipschitz = max(1.0, finite(site, abs(alpha)))
-    return Bound(lipschitz=lipschitz, output=lipschitz * x.norm)
+    return scaling(site, x, max(1.0, finite(site, abs(alpha))), roundings=1)
 
 
 @register(F.gelu)
 def gelu(site: Site, x: Signal, approximate: str = "none") -> Bound:
     """x Phi(x), or its tanh approximation: l = 1.1291 (largest derivative), output X."""
-    return Bound(lipschitz=1.1291, output=x.norm)
+    return Bound(lipschitz=1.1291, output=x.norm, roundings=1, rows_apart=True)
 
 
 @register(F.silu)
 def silu(site: Site, x: Signal, inplace: bool = False) -> Bound:
     """x sigmoid(x): l = 1.0999 (largest derivative), output X."""
     refuse_inplace(site, inplace)
-    return Bound(lipschitz=1.0999, output=x.norm)
+    return Bound(lipschitz=1.0999, output=x.norm, roundings=1, rows_apart=True)
 
 
 @register(F.dropout, torch.dropout)
@@ -124,4 +126,4 @@ def dropout(
     refuse_inplace(site, inplace)
     if not 0 <= p < 1:
         site.refuse(f"dropout needs 0 <= p < 1, got {p}.")
-    return Bound(lipschitz=1 / (1 - p), output=x.norm / (1 - p))
+    return scaling(site, x, 1 / (1 - p), roundings=1)

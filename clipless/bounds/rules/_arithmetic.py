@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipless.bounds._rule import LARGEST, Bound, Signal, Site, register
+from clipless.bounds._rule import Bound, Signal, Site, register, scaling
 
 
-@register(operator.add, torch.add, "add")
+@register(operator.add, torch.add, Tensor.add)
 def add(site: Site, a: Any, b: Any, *, alpha: float = 1) -> Bound:
     """x + alpha y: the Jacobians are 1 and |alpha|, the output at most X + |alpha| Y.
 
@@ -28,22 +28,24 @@ def add(site: Site, a: Any, b: Any, *, alpha: float = 1) -> Bound:
     return Bound(
         lipschitz=tuple(signals),
         output=sum(w * n for w, n in zip(weights, norms, strict=True)),
+        roundings=1,  # so has the sum of cotangents where the branches part
+        rows_apart=True,
     )
 
 
-@register(operator.sub, torch.sub, torch.subtract, "sub", "subtract")
+@register(operator.sub, torch.sub, torch.subtract, Tensor.sub, Tensor.subtract)
 def subtract(site: Site, a: Any, b: Any, *, alpha: float = 1) -> Bound:
     """x - alpha y: as for a sum."""
     return add(site, a, b, alpha=alpha)
 
 
-@register(operator.neg, torch.neg, torch.negative, "neg", "negative")
+@register(operator.neg, torch.neg, torch.negative, Tensor.neg, Tensor.negative)
 def negate(site: Site, x: Signal) -> Bound:
     """-x: l = 1, output X."""
-    return Bound(lipschitz=1.0, output=x.norm)
+    return scaling(site, x, 1.0, roundings=0)
 
 
-@register(operator.mul, torch.mul, torch.multiply, "mul", "multiply")
+@register(operator.mul, torch.mul, torch.multiply, Tensor.mul, Tensor.multiply)
 def multiply(site: Site, a: Any, b: Any) -> Bound:
     """Multiplication by a constant a: l = |a| (the largest entry), output |a| X."""
     if isinstance(a, Signal) and isinstance(b, Signal):
@@ -52,10 +54,10 @@ def multiply(site: Site, a: Any, b: Any) -> Bound:
             "constant. Only multiplication by a constant is covered."
         )
     signal, constant = (a, b) if isinstance(a, Signal) else (b, a)
-    return scaling(site, signal, _largest(site, constant, signal))
+    return scaling(site, signal, _largest(site, constant, signal), roundings=1)
 
 
-@register(operator.truediv, torch.div, torch.divide, torch.true_divide, "div", "divide")
+@register(operator.truediv, torch.div, torch.divide, torch.true_divide, Tensor.div, Tensor.divide)
 def divide(site: Site, a: Any, b: Any) -> Bound:
     """Division by a constant a: l = 1 / |a| (the smallest entry), output X / |a|."""
     if isinstance(b, Signal):
@@ -67,14 +69,7 @@ def divide(site: Site, a: Any, b: Any) -> Bound:
         smallest = abs(_number(site, b))
     if not smallest > 0:
         site.refuse("it divides by zero.")
-    return scaling(site, a, 1 / smallest)
-
-
-def scaling(site: Site, x: Signal, factor: float) -> Bound:
-    """Multiplication by a number of size `factor`: l = factor, output factor X."""
-    if not factor <= LARGEST:
-        site.refuse(f"the factor {factor:g} is not finite, or so large that float32 overflows.")
-    return Bound(lipschitz=factor, output=factor * x.norm)
+    return scaling(site, a, 1 / smallest, roundings=1)
 
 
 def _addend_norm(site: Site, term: Any) -> float:
@@ -121,11 +116,12 @@ def _check_keeps_shape(site: Site, x: Signal) -> None:
         )
 
 
-@register(torch.maximum, torch.minimum, "maximum", "minimum")
+@register(torch.maximum, torch.minimum, Tensor.maximum, Tensor.minimum)
 def elementwise_extreme(site: Site, a: Signal, b: Signal) -> Bound:
     """max(x, y) or min(x, y), entry by entry: l = 1 in each, output sqrt(X^2 + Y^2)."""
     if not (isinstance(a, Signal) and isinstance(b, Signal)):
         site.refuse("one side is a constant: use a registered module for it.")
     _check_keeps_shape(site, a)
     _check_keeps_shape(site, b)
-    return Bound(lipschitz=1.0, output=math.hypot(a.norm, b.norm))
+    output = math.hypot(a.norm, b.norm)
+    return Bound(lipschitz=1.0, output=output, roundings=1, rows_apart=True)

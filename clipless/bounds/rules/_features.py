@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from clipless import nn as lip
-from clipless.bounds._rule import Bound, Signal, Site, register
+from clipless.bounds._rule import Bound, Product, Signal, Site, register
 from clipless.bounds.rules._activation import saturated
 
 
@@ -22,7 +22,8 @@ def scattering(site: Site, x: Signal) -> Bound:
             "a precision below float32). Construct the layer anew."
         )
     constant = layer.design().lipschitz
-    return Bound(lipschitz=constant, output=constant * x.norm)
+    # Its Fourier transforms are products, and nobody has counted their roundings.
+    return Bound(lipschitz=constant, output=constant * x.norm, rows_apart=True)
 
 
 @register(lip.GroupNormalize)
@@ -30,7 +31,8 @@ def group_normalize(site: Site, x: Signal) -> Bound:
     """Centred groups onto balls, over the floor: l = 1 / floor, output min(X / floor, sqrt(n))."""
     layer = site.module
     scaled = Signal(layer.lipschitz * x.norm, x.shape)
-    return Bound(lipschitz=layer.lipschitz, output=saturated(scaled, math.sqrt(x.size)))
+    output = saturated(scaled, math.sqrt(x.size))
+    return Bound(lipschitz=layer.lipschitz, output=output, roundings=math.inf, rows_apart=True)
 
 
 @register(lip.ChannelStandardize)
@@ -40,7 +42,8 @@ def channel_standardize(site: Site, x: Signal) -> Bound:
     if not math.isfinite(lipschitz):
         site.refuse("its mean is not finite, or its deviation not finite and greater than 0.")
     positions = math.prod(x.shape[1:])
-    return Bound(lipschitz=lipschitz, output=lipschitz * x.norm + math.sqrt(positions) * shift)
+    output = lipschitz * x.norm + math.sqrt(positions) * shift
+    return Bound(lipschitz=lipschitz, output=output, roundings=math.inf, rows_apart=True)
 
 
 @register(lip.ChannelMix)
@@ -49,4 +52,6 @@ def channel_mix(site: Site, x: Signal) -> Bound:
     lipschitz = site.module.constant()
     if not math.isfinite(lipschitz):
         site.refuse("its matrix is not finite.")
-    return Bound(lipschitz=lipschitz, output=lipschitz * x.norm)
+    out, into = site.module.matrix.shape
+    product = Product(rank=min(out, into), terms=max(out, into))
+    return Bound(lipschitz=lipschitz, output=lipschitz * x.norm, roundings=product, rows_apart=True)

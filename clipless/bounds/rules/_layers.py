@@ -6,8 +6,11 @@ import math
 from typing import Any
 
 from clipless import nn as lip
-from clipless.bounds._rule import Bound, Signal, Site, register
+from clipless.bounds._rule import Bound, Product, Signal, Site, register, scaling
 from clipless.bounds.rules._activation import saturated
+
+_SEVERAL = 8
+"""Roundings of layers that are several operations, one after the other, each of which rounds."""
 
 
 @register(lip.SpectralLinear, lip.FrobeniusLinear)
@@ -48,7 +51,33 @@ def _affine(layer: Any, x: Signal, *, positions: int, gain: float = 1.0) -> Boun
         parameters["bias"] = math.sqrt(positions)
         output += math.sqrt(positions) * layer.bias_norm
     caps = {} if layer.weight_clip is None else {"weight": layer.weight_clip}
-    return Bound(lipschitz=layer.norm, output=output, parameters=parameters, parameter_caps=caps)
+    return Bound(
+        lipschitz=layer.norm,
+        output=output,
+        parameters=parameters,
+        parameter_caps=caps,
+        roundings=weight_product(layer),
+        rows_apart=True,
+    )
+
+
+def weight_product(layer: Any) -> Product:
+    """Return what an affine layer's weight W, of constraint c, says of rounding.
+
+    Its rank is one with ||W||_F <= sqrt(rank) c. Weights with a spectral constraint are certified
+    anew as bfloat16 rounds them; a Frobenius norm grows by one unit at most.
+    """
+    rows, columns = layer.weight.shape[0], layer.weight[0].numel()
+    terms = max(columns, layer.weight[:, 0].numel())
+    if isinstance(layer, lip.FrobeniusLinear):
+        return Product(rank=1, terms=terms)
+    rank = min(rows, columns)
+    if isinstance(layer, lip.SpectralConv1d | lip.SpectralConv2d):
+        rank = min(rows // layer.groups, columns)
+        if layer.certificate_size is not None:
+            # The response to one pixel has norm c at most, so ||kernel||_F <= c sqrt(channels).
+            rank = layer.multiplicity * min(rows, layer.weight.shape[1])
+    return Product(rank=rank, terms=terms, certified=True)
 
 
 def _check_circular(site: Site, size: tuple[int, ...]) -> None:
@@ -91,6 +120,9 @@ def embedding(site: Site, tokens: Signal) -> Bound:
         lipschitz=math.inf,  # a token has no neighbourhood
         output=root_tokens * site.module.norm,
         parameters={"weight": root_tokens},
+        # Looked up in float32: what products round is then the input of the network.
+        roundings=1 if tokens.is_bounded else 0,
+        rows_apart=True,
     )
 
 
@@ -98,20 +130,26 @@ def embedding(site: Site, tokens: Signal) -> Bound:
 def sort(site: Site, x: Signal) -> Bound:
     """A permutation of the example's entries: l = 1, output X."""
     site.own_axes(site.module.dim, x)
-    return Bound(lipschitz=1.0, output=x.norm)
+    return scaling(site, x, 1.0, roundings=0)
 
 
 @register(lip.Absolute)
 def absolute(site: Site, x: Signal) -> Bound:
     """Changes signs: l = 1, output X."""
-    return Bound(lipschitz=1.0, output=x.norm)
+    return scaling(site, x, 1.0, roundings=0)
 
 
 @register(lip.Householder)
 def householder(site: Site, x: Signal) -> Bound:
     """Reflects pairs: l = 1, output X, J = X since turning an angle moves a pair by its norm."""
     site.own_axes(site.module.dim, x)
-    return Bound(lipschitz=1.0, output=x.norm, parameters={"angles": x.norm})
+    return Bound(
+        lipschitz=1.0,
+        output=x.norm,
+        parameters={"angles": x.norm},
+        roundings=_SEVERAL,
+        rows_apart=True,
+    )
 
 
 @register(
@@ -126,7 +164,10 @@ def householder(site: Site, x: Signal) -> Bound:
 )
 def scaled_pooling(site: Site, x: Signal) -> Bound:
     """Pooling divided by its own Lipschitz constant: l = 1, output X."""
-    return Bound(lipschitz=1.0, output=x.norm)
+    # A sum and its product with a constant; backward, the cotangents of all windows of a pixel.
+    # Of norms: the one that was rounded is divided by, and the product with x is rounded.
+    averages = isinstance(site.module, lip.ScaledAvgPool1d | lip.ScaledAvgPool2d)
+    return scaling(site, x, 1.0, roundings=2 + (site.module.multiplicity if averages else 0))
 
 
 @register(lip.LayerCentering)
@@ -134,25 +175,38 @@ def centering(site: Site, x: Signal) -> Bound:
     """An orthogonal projection: l = 1, output X."""
     if site.module.dim is not None:
         site.own_axes(site.module.dim, x)
-    return Bound(lipschitz=1.0, output=x.norm)
+    # A mean is rounded, then the difference; backward there is one more sum.
+    return scaling(site, x, 1.0, roundings=3)
 
 
 @register(lip.BallProjection)
 def ball_projection(site: Site, x: Signal) -> Bound:
     """x min(1, c / ||x||): l = 1, output min(X, c)."""
-    return Bound(lipschitz=1.0, output=saturated(x, site.module.radius))
+    output = saturated(x, site.module.radius)
+    return Bound(lipschitz=1.0, output=output, roundings=_SEVERAL, rows_apart=True)
 
 
 @register(lip.BoundedInput)
 def bounded_input(site: Site, x: Signal) -> Bound:
     """The input guard: output min(X, c), l = 1 when clipping; on the sphere c and no constant."""
     guard = site.module
-    if guard.mode == "sphere":
-        return Bound(lipschitz=math.inf, output=guard.norm)
-    return Bound(lipschitz=1.0, output=min(x.norm, guard.norm))
+    sphere = guard.mode == "sphere"
+    return Bound(
+        lipschitz=math.inf if sphere else 1.0,
+        output=guard.norm if sphere else min(x.norm, guard.norm),
+        # What comes out of the first guard keeps its norm when it is rounded.
+        roundings=_SEVERAL if x.is_bounded else 0,
+        rows_apart=True,
+    )
 
 
 @register(lip.ClipGradient)
 def clip_gradient(site: Site, x: Signal) -> Bound:
     """Identity whose backward pass hands on at most C: G = min(G, C), l = 1, output X."""
-    return Bound(lipschitz=1.0, output=x.norm, cotangent_cap=site.module.norm)
+    return Bound(
+        lipschitz=1.0,
+        output=x.norm,
+        cotangent_cap=site.module.norm,
+        roundings=_SEVERAL,
+        rows_apart=True,
+    )

@@ -113,4 +113,5 @@ def hard_clip(site: Site, x: Signal) -> Bound:
     if not layer.min_val <= 0 <= layer.max_val:
         site.refuse("its range does not contain 0, so it does not map 0 to 0.")
     ceiling = max(-layer.min_val, layer.max_val) * math.sqrt(x.size)
-    return Bound(lipschitz=1.0, output=activations.saturated(x, ceiling))
+    output = activations.saturated(x, ceiling)
+    return Bound(lipschitz=1.0, output=output, roundings=0, rows_apart=True)

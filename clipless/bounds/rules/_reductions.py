@@ -10,34 +10,33 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.bounds._rule import Bound, Signal, Site, register
-from clipless.bounds.rules._arithmetic import scaling
-from clipless.bounds.rules._shapes import rearrange
+from clipless.bounds._rule import Bound, Signal, Site, register, scaling
 from clipless.spectral import patch_multiplicity
 
 
-@register(torch.mean, "mean")
+@register(torch.mean, Tensor.mean)
 def mean(site: Site, x: Signal, dim: Any = None, keepdim: bool = False) -> Bound:
     """Average over S positions of the example: l = 1 / sqrt(S), output l X."""
-    return scaling(site, x, 1 / math.sqrt(_reduced(site, x, dim)))
+    return scaling(site, x, 1 / math.sqrt(_reduced(site, x, dim)), roundings=1)
 
 
-@register(torch.sum, "sum")
+@register(torch.sum, Tensor.sum)
 def total(site: Site, x: Signal, dim: Any = None, keepdim: bool = False) -> Bound:
     """Sum over S positions of the example: l = sqrt(S), output l X."""
-    return scaling(site, x, math.sqrt(_reduced(site, x, dim)))
+    return scaling(site, x, math.sqrt(_reduced(site, x, dim)), roundings=1)
 
 
-@register(torch.amax, torch.amin, "amax", "amin")
+@register(torch.amax, torch.amin, Tensor.amax, Tensor.amin)
 def extreme(site: Site, x: Signal, dim: Any = (), keepdim: bool = False) -> Bound:
     """Largest or smallest entry along axes of the example: l = 1, output X.
 
     At ties torch shares a cotangent evenly, a Jacobian of norm below one.
     """
     _reduced(site, x, dim)
-    return rearrange(site, x)
+    return scaling(site, x, 1.0, roundings=1)
 
 
 def _reduced(site: Site, x: Signal, dim: Any) -> int:
@@ -79,7 +78,9 @@ def max_pool(
                 f"dilation {d} and padding {p} lies in the padding alone, and its maximum is -inf. "
                 "Use no padding, or a smaller dilation."
             )
-    return scaling(site, x, math.sqrt(patch_multiplicity(window, strides, spacings)))
+    windows = patch_multiplicity(window, strides, spacings)
+    # Backward, a pixel adds up the cotangents of all its windows.
+    return scaling(site, x, math.sqrt(windows), roundings=windows)
 
 
 def has_cell(size: int, start: int, window: int, dilation: int) -> bool:
@@ -120,7 +121,9 @@ def avg_pool(
     strides = _per_axis(stride, axes) if stride else window
     multiplicity = patch_multiplicity(window, strides, (1,) * axes)
     cells = math.prod(window)
-    return scaling(site, x, math.sqrt(multiplicity * cells) / (divisor_override or cells))
+    factor = math.sqrt(multiplicity * cells) / (divisor_override or cells)
+    # A sum and its product with a constant; backward, the cotangents of all windows of a pixel.
+    return scaling(site, x, factor, roundings=2 + multiplicity)
 
 
 @register(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, torch.adaptive_avg_pool1d)
@@ -133,7 +136,15 @@ def adaptive_avg_pool(site: Site, x: Signal, output_size: Any) -> Bound:
             f"an output of {reduced} does not divide the input of {size}: its windows overlap "
             "unevenly. Use an output size that divides it."
         )
-    return scaling(site, x, math.sqrt(math.prod(reduced) / math.prod(size)))
+    return scaling(site, x, math.sqrt(math.prod(reduced) / math.prod(size)), roundings=2)
+
+
+_ALONG_ONE_AXIS: frozenset[Any] = frozenset(
+    {
+        F.max_pool1d, torch.max_pool1d, nn.MaxPool1d, F.avg_pool1d, torch.avg_pool1d, nn.AvgPool1d,
+        F.adaptive_avg_pool1d, torch.adaptive_avg_pool1d, nn.AdaptiveAvgPool1d,
+    }
+)  # fmt: skip
 
 
 def _image_axes(site: Site, x: Signal) -> int:
@@ -141,7 +152,7 @@ def _image_axes(site: Site, x: Signal) -> int:
 
     Without them torch would take the batch for the channels.
     """
-    axes = 1 if "1d" in site.operation else 2
+    axes = 1 if site.target in _ALONG_ONE_AXIS else 2
     if len(x.shape) != axes + 1:
         site.refuse(
             f"it needs inputs (batch, channels, {'length' if axes == 1 else 'height, width'}), and "

@@ -12,17 +12,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from clipless.bounds._rule import Bound, Signal, Site, register
+from clipless.bounds._rule import Bound, Signal, Site, register, scaling
 
 
-@register(torch.clone, "clone", "contiguous", "float", "double")
+@register(torch.clone, Tensor.clone, Tensor.contiguous, Tensor.float, Tensor.double)
 def rearrange(site: Site, x: Signal) -> Bound:
     """The same entries, perhaps in another place: l = 1, output X."""
-    return Bound(lipschitz=1.0, output=x.norm)
+    return scaling(site, x, 1.0, roundings=0)
 
 
-@register(torch.reshape, "reshape", "view")
+@register(torch.reshape, Tensor.reshape, Tensor.view)
 def reshape(site: Site, x: Signal, *shape: Any) -> Bound:
     """A new shape in the same order: l = 1, output X.
 
@@ -44,34 +45,41 @@ def reshape(site: Site, x: Signal, *shape: Any) -> Bound:
 reshape.shapes_only = True  # type: ignore[attr-defined]
 
 
-@register("view_as", "reshape_as")
+@register(Tensor.view_as, Tensor.reshape_as)
 def reshape_as(site: Site, x: Signal, other: Signal) -> Bound:
     """A new shape in the same order: l = 1, output X; the model of the shape gets no cotangent."""
-    return Bound(lipschitz=(1.0, 0.0), output=x.norm)
+    return Bound(lipschitz=(1.0, 0.0), output=x.norm, roundings=0, rows_apart=True)
 
 
-@register(torch.flatten, "flatten")
+@register(torch.flatten, Tensor.flatten)
 def flatten(site: Site, x: Signal, start_dim: int = 0, end_dim: int = -1) -> Bound:
     """l = 1, output X; flattening may not include the batch axis."""
     site.own_axes((start_dim, end_dim), x)
     return rearrange(site, x)
 
 
-@register(torch.unflatten, "unflatten")
+@register(torch.unflatten, Tensor.unflatten)
 def unflatten(site: Site, x: Signal, dim: int, sizes: Any = None) -> Bound:
     """l = 1, output X."""
     site.own_axes(dim, x)
     return rearrange(site, x)
 
 
-@register(torch.transpose, torch.swapaxes, torch.swapdims, "transpose", "swapaxes", "swapdims")
+@register(
+    torch.transpose,
+    torch.swapaxes,
+    torch.swapdims,
+    Tensor.transpose,
+    Tensor.swapaxes,
+    Tensor.swapdims,
+)
 def transpose(site: Site, x: Signal, dim0: int, dim1: int) -> Bound:
     """Swaps two axes of the example: l = 1, output X."""
     site.own_axes((dim0, dim1), x)
     return rearrange(site, x)
 
 
-@register(torch.permute, "permute")
+@register(torch.permute, Tensor.permute)
 def permute(site: Site, x: Signal, *dims: Any) -> Bound:
     """Reorders axes of the example; the batch axis stays first: l = 1, output X."""
     order = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
@@ -80,7 +88,7 @@ def permute(site: Site, x: Signal, *dims: Any) -> Bound:
     return rearrange(site, x)
 
 
-@register(torch.movedim, torch.moveaxis, "movedim", "moveaxis")
+@register(torch.movedim, torch.moveaxis, Tensor.movedim, Tensor.moveaxis)
 def movedim(site: Site, x: Signal, source: Any, destination: Any) -> Bound:
     """Moves axes of the example: l = 1, output X."""
     site.own_axes(source, x)
@@ -88,7 +96,7 @@ def movedim(site: Site, x: Signal, source: Any, destination: Any) -> Bound:
     return rearrange(site, x)
 
 
-@register(torch.squeeze, "squeeze")
+@register(torch.squeeze, Tensor.squeeze)
 def squeeze(site: Site, x: Signal, dim: Any = None) -> Bound:
     """Drops axes of size one, named so that a batch of one keeps its axis: l = 1, output X."""
     if dim is None:
@@ -97,7 +105,7 @@ def squeeze(site: Site, x: Signal, dim: Any = None) -> Bound:
     return rearrange(site, x)
 
 
-@register(torch.unsqueeze, "unsqueeze")
+@register(torch.unsqueeze, Tensor.unsqueeze)
 def unsqueeze(site: Site, x: Signal, dim: int) -> Bound:
     """Adds an axis of size one to the example: l = 1, output X."""
     site.own_axes(dim, Signal(x.norm, site.output_shape))
@@ -108,7 +116,7 @@ def unsqueeze(site: Site, x: Signal, dim: int) -> Bound:
 def getitem(site: Site, x: Any, index: Any) -> Bound:
     """Takes a part of the example, no entry twice: l = 1, output X."""
     if not isinstance(x, Signal):  # one of several results
-        return Bound(lipschitz=1.0, output=x[0].norm)
+        return rearrange(site, x[0])
     parts = index if isinstance(index, tuple) else (index,)
     if not parts:
         return rearrange(site, x)
@@ -121,14 +129,14 @@ def getitem(site: Site, x: Any, index: Any) -> Bound:
     return rearrange(site, x)
 
 
-@register(torch.chunk, torch.split, "chunk", "split")
+@register(torch.chunk, torch.split, Tensor.chunk, Tensor.split)
 def split(site: Site, x: Signal, sizes: Any, dim: int = 0) -> Bound:
     """Parts of the example: l = 1, each output X."""
     site.own_axes(dim, x)
     return rearrange(site, x)
 
 
-@register(torch.unbind, "unbind")
+@register(torch.unbind, Tensor.unbind)
 def unbind(site: Site, x: Signal, dim: int = 0) -> Bound:
     """Parts of the example: l = 1, each output X."""
     return split(site, x, None, dim)
@@ -140,7 +148,12 @@ def concatenate(site: Site, tensors: Sequence[Signal], dim: int = 0) -> Bound:
     if not all(isinstance(part, Signal) for part in tensors):
         site.refuse("one of the parts is a constant, which is not covered.")
     site.own_axes(dim, Signal(0.0, site.output_shape))
-    return Bound(lipschitz=1.0, output=math.sqrt(sum(part.norm**2 for part in tensors)))
+    return Bound(
+        lipschitz=1.0,
+        output=math.sqrt(sum(part.norm**2 for part in tensors)),
+        roundings=len(tensors) - 1,  # the sums of cotangents where the parts come from one tensor
+        rows_apart=True,
+    )
 
 
 @register(torch.stack)

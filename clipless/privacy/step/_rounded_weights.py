@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clipless.bounds import weight_product
 from clipless.errors import ConstraintError
 from clipless.kernels._cuda_graphs import Habit
 from clipless.nn._base import AffineModule
-from clipless.privacy._precision import UNITS, WEIGHT_ROOM, largest_rank
+from clipless.privacy._precision import UNITS, WEIGHT_ROOM
 from clipless.spectral._bounds import UNIT, gram_iteration
 from clipless.spectral._constraints import ConvolutionBall, Orthogonal, SpectralBall
 
@@ -56,7 +57,7 @@ class RoundedWeights:
         for (constraint, _, scale), members in self._groups:
             weights = [next(rest) for _ in members]
             holds = self._holds(torch.stack(weights), constraint, scale)
-            safe = 1 / (1 + UNITS["bfloat16"] * math.sqrt(largest_rank(members[0])))
+            safe = 1 / (1 + UNITS["bfloat16"] * math.sqrt(weight_product(members[0]).rank))
             factors = torch.where(holds, 1.0, safe).to(weights[0].dtype)
             torch._foreach_mul_(weights, list(factors.unbind()))
 

@@ -422,8 +422,7 @@ class TrainingSession:
         with uncovered(self.model):
             check_same_model(self.model, report, self.plan, self._parameters, self._trainable)
             slack = arithmetic_slack(
-                self._trainable[0].dtype, precision=self.plan.precision, model=self.model,
-                report=report,
+                self._trainable[0].dtype, precision=self.plan.precision, report=report
             )  # fmt: skip
         self._hold_to(replace(self.plan.with_bounds(report), arithmetic_slack=slack), report)
         self._guard.accept()

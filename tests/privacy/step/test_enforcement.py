@@ -422,7 +422,8 @@ class Gain(nn.Module):
 def wrong_rule():
     @bounds.register(Gain)
     def gain(site, x):
-        return bounds.Bound(lipschitz=1.0, output=x.norm, parameters={"gain": x.norm / 100})
+        jacobians = {"gain": x.norm / 100}
+        return bounds.Bound(1.0, x.norm, jacobians, rows_apart=True)
 
     yield
     bounds.unregister(Gain)
