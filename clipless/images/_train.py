@@ -14,7 +14,15 @@ from clipless.images._front import ImageFeatures
 from clipless.images._model import build_network, decorrelation, standardization, trained_part
 from clipless.images._rule import ImageRule
 from clipless.losses import CrossEntropy
-from clipless.privacy import Budget, FullBatch, Ledger, Mechanism, PrivacyOptions, PrivacyReport, Relation
+from clipless.privacy import (
+    Budget,
+    FullBatch,
+    Ledger,
+    Mechanism,
+    PrivacyOptions,
+    PrivacyReport,
+    Relation,
+)
 from clipless.privacy._choices import named_sampling
 from clipless.statistics._channels import CHANNEL_QUERIES, fit_channels, fit_covariance
 from clipless.statistics._private_rows import PrivateRows

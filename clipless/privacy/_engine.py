@@ -170,16 +170,12 @@ class PrivacyEngine:
             raise ValueError("give either epochs or steps (options=PrivacyOptions(steps=...))")
         if not chosen.projection:
             raise ValueError("projection=False is for make_private with noise_multiplier=0")
-        goal = Goal(
-            noise_multiplier=None, target_epsilon=target_epsilon, target_delta=target_delta
-        )
+        goal = Goal(noise_multiplier=None, target_epsilon=target_epsilon, target_delta=target_delta)
         return self._start((module, optimizer, data_loader, criterion), goal, chosen, resume_from)
 
     def _start(
         self,
-        objects: tuple[
-            nn.Module, torch.optim.Optimizer, DataLoader[Any] | PrivateLoader, Loss
-        ],
+        objects: tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any] | PrivateLoader, Loss],
         goal: Goal,
         options: PrivacyOptions,
         resume_from: Mapping[str, Any] | None,

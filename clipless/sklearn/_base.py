@@ -19,7 +19,7 @@ from clipless import nn as lip
 from clipless.common._arguments import missing
 from clipless.common._release import fresh_bits
 from clipless.losses import Loss
-from clipless.privacy import Budget, FullBatch, Ledger, Mechanism, Relation
+from clipless.privacy import Budget, FullBatch, Ledger, Mechanism, PrivacyOptions, Relation
 from clipless.privacy._choices import SamplingName, named_sampling
 from clipless.sklearn._bounds import Bounds, public_bounds, with_bounds
 from clipless.sklearn._encoder import Encoder

@@ -104,7 +104,9 @@ class Fit:
             micro_batch_size=trainer._options.batches.micro_batch_size,
             augmentation=trainer._augmentation_name,
         )
-        saved = None if folder is None else folder.saved(description, resume=trainer._training.resume)
+        saved = (
+            None if folder is None else folder.saved(description, resume=trainer._training.resume)
+        )
         self._make_private(saved, replay=saved is None or self._can_replay(saved))
         self._description = description
         self._seconds, self._begun = 0.0, time.monotonic()

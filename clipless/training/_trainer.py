@@ -231,7 +231,8 @@ class Trainer:
 
     def _new_engine(self, ledger: Ledger | Path | None) -> PrivacyEngine:
         return PrivacyEngine(
-            ledger=ledger, accountant=self._training.accountant,
+            ledger=ledger,
+            accountant=self._training.accountant,
             insecure_seed=self._training.insecure_seed,
         )
 

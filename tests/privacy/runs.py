@@ -1,12 +1,15 @@
 """Small private runs that several test files use."""
 
+import dataclasses
+import inspect
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
-from clipless.privacy import Ledger, Relation, RenyiFilter
+from clipless.privacy import BatchOptions, Ledger, PrivacyOptions, Relation, RenyiFilter
 
 
 def mlp(classes=3):
@@ -56,6 +59,13 @@ def filtered_engine(size=100, epsilon=60.0, order=3.0):
     return PrivacyEngine(ledger=ledger)
 
 
+def privacy_options(**fields):
+    """`PrivacyOptions` from flat fields; those of `BatchOptions` go there."""
+    names = {field.name for field in dataclasses.fields(BatchOptions)} & fields.keys()
+    batches = {name: fields.pop(name) for name in names}
+    return PrivacyOptions(**fields, **({"batches": BatchOptions(**batches)} if batches else {}))
+
+
 class Run:
     """Everything of one private run, with an ordinary training loop."""
 
@@ -75,12 +85,17 @@ class Run:
         else:
             make = self.engine.make_private
             options.setdefault("noise_multiplier", 1.0)
+        own = inspect.signature(make).parameters
+        given = {name: value for name, value in options.items() if name in own}
+        rest = {name: value for name, value in options.items() if name not in own}
+        if rest:
+            given["options"] = privacy_options(**rest)
         self.model, self.optimizer, self.loader = make(
             module=self.model,
             optimizer=optimizer,
             data_loader=DataLoader(TensorDataset(*data), batch_size=batch_size),
             criterion=self.criterion,
-            **options,
+            **given,
         )
         self._batches = iter(())
 
