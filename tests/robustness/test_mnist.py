@@ -16,7 +16,7 @@ from clipless import losses
 from clipless import nn as lip
 from clipless.audit import TightnessCallback
 from clipless.robustness import attack_certificates, certified_accuracy, certified_radius
-from clipless.training import LayerAdam, Trainer
+from clipless.training import LayerAdam, Trainer, TrainingOptions
 
 pytestmark = [
     pytest.mark.slow,
@@ -62,11 +62,13 @@ def trained():
         batch_size=BATCH_SIZE,
         steps=STEPS,
         product_clip=0.15,
-        optimizer=lambda parameters: LayerAdam(parameters, lr=0.01),
-        average=None,
         seed=0,
-        device=DEVICE,
-        callbacks=[watch],
+        training=TrainingOptions(
+            optimizer=lambda parameters: LayerAdam(parameters, lr=0.01),
+            average=None,
+            device=DEVICE,
+            callbacks=[watch],
+        ),
     )
     trainer.fit(mnist.train)
     return trainer.model.eval(), *mnist.test, watch

@@ -12,7 +12,13 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from clipless.common._release import fresh_bits
 from clipless.data import Compose, RandomCrop, RandomFlip
 from clipless.errors import PrivacyError
-from clipless.privacy import FixedSizeSampling, FullBatch, PoissonSampling, PrivateLoader
+from clipless.privacy import (
+    BatchOptions,
+    FixedSizeSampling,
+    FullBatch,
+    PoissonSampling,
+    PrivateLoader,
+)
 from tests.privacy.misuse_helpers import counting_skipped_steps, refused
 from tests.privacy.runs import Run, examples
 from tests.privacy.sampling.test_views import Mirror, jitter
@@ -103,12 +109,14 @@ def test_an_augmentation_can_bring_its_views():
 
 def test_tensors_without_labels_and_named_tuples():
     sampling = FullBatch(dataset_size=SIZE)
-    x = next(iter(PrivateLoader(X, sampling=sampling, augment=Mirror())))
+    x = next(iter(PrivateLoader(X, sampling=sampling, batches=BatchOptions(augment=Mirror()))))
     assert x.shape == (2 * SIZE, 3)
     assert x._clipless_sample.views == 2
     Pair = collections.namedtuple("Pair", "x y")
     pairs = [Pair(each, {"label": index}) for index, each in enumerate(X)]
-    batch = next(iter(PrivateLoader(pairs, sampling=sampling, augment=Mirror())))
+    batch = next(
+        iter(PrivateLoader(pairs, sampling=sampling, batches=BatchOptions(augment=Mirror())))
+    )
     assert type(batch) is Pair
     assert batch.y["label"].equal(torch.arange(SIZE).repeat_interleave(2))
 
@@ -118,7 +126,9 @@ def test_integers_can_be_augmented():
         return batch * torch.randint(2, batch.shape, generator=generator, dtype=batch.dtype)
 
     data = torch.arange(SIZE * 3, dtype=torch.uint8).reshape(SIZE, 3)
-    loader = PrivateLoader(data, sampling=FullBatch(dataset_size=SIZE), augment=drop, views=2)
+    loader = PrivateLoader(
+        data, sampling=FullBatch(dataset_size=SIZE), batches=BatchOptions(augment=drop, views=2)
+    )
     assert next(iter(loader)).dtype == torch.uint8
 
 
@@ -285,11 +295,24 @@ def test_batches_without_inputs_in_front():
     sampling = FullBatch(dataset_size=SIZE)
     records = [{"x": each, "y": 0} for each in X]
     with refused("first part is the model's input", "dict"):
-        PrivateLoader(records, sampling=sampling, augment=jitter)
+        PrivateLoader(records, sampling=sampling, batches=BatchOptions(augment=jitter))
     words = [(each, "word") for each in X]
-    assert len(next(iter(PrivateLoader(words, sampling=sampling, augment=jitter)))[1]) == SIZE
+    assert (
+        len(
+            next(
+                iter(PrivateLoader(words, sampling=sampling, batches=BatchOptions(augment=jitter)))
+            )[1]
+        )
+        == SIZE
+    )
     with refused("all parts of a batch must be tensors", "str"):
-        next(iter(PrivateLoader(words, sampling=sampling, augment=jitter, views=2)))
+        next(
+            iter(
+                PrivateLoader(
+                    words, sampling=sampling, batches=BatchOptions(augment=jitter, views=2)
+                )
+            )
+        )
 
 
 def test_a_private_loader_brings_its_own_augmentation():
@@ -307,7 +330,9 @@ def test_the_usual_augmentations_pass():
     images = torch.rand(SIZE, 1, 4, 4)
     for augment in (RandomFlip(), RandomCrop(padding=1), Compose(RandomFlip(), RandomCrop(1))):
         loader = PrivateLoader(
-            images, sampling=FullBatch(dataset_size=SIZE), augment=augment, views=8
+            images,
+            sampling=FullBatch(dataset_size=SIZE),
+            batches=BatchOptions(augment=augment, views=8),
         )
         assert next(iter(loader)).shape == (8 * SIZE, 1, 4, 4)
 
@@ -367,8 +392,10 @@ def test_a_data_loader_with_a_batch_getter():
         def __getitems__(self, indices):
             return [self[index] for index in indices]
 
-    loader = PrivateLoader.from_data_loader(
-        DataLoader(Together(), batch_size=10), insecure_seed=1, augment=nudge, views=2
+    loader = PrivateLoader(
+        DataLoader(Together(), batch_size=10),
+        insecure_seed=1,
+        batches=BatchOptions(augment=nudge, views=2),
     )
     assert all(len(x) == 2 * loader.current.size for x, _ in loader)
 
