@@ -9,7 +9,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
-from clipless.privacy import BatchOptions, Ledger, PrivacyOptions, Relation, RenyiFilter
+from clipless.privacy import (
+    BatchOptions,
+    Ledger,
+    PrivacyOptions,
+    PrivateLoader,
+    Relation,
+    RenyiFilter,
+)
 
 
 def mlp(classes=3):
@@ -66,6 +73,24 @@ def privacy_options(**fields):
     return PrivacyOptions(**fields, **({"batches": BatchOptions(**batches)} if batches else {}))
 
 
+def engine_arguments(make, given):
+    """Arguments of a method of the engine: what it does not take itself goes into `options`."""
+    own = inspect.signature(make).parameters
+    rest = {name: value for name, value in given.items() if name not in own}
+    kept = {name: value for name, value in given.items() if name in own}
+    return kept | ({"options": privacy_options(**rest)} if rest else {})
+
+
+def private_loader(data, **given):
+    """A `PrivateLoader` from flat keywords: its own, of `BatchOptions`, and of `DataLoader`."""
+    names = {field.name for field in dataclasses.fields(BatchOptions)} & given.keys()
+    batches = BatchOptions(**{name: given.pop(name) for name in names})
+    own = inspect.signature(PrivateLoader).parameters
+    reading = {name: given.pop(name) for name in given.keys() - own.keys()}
+    data = DataLoader(data, **reading) if reading else data
+    return PrivateLoader(data, batches=batches, **given)
+
+
 class Run:
     """Everything of one private run, with an ordinary training loop."""
 
@@ -85,17 +110,12 @@ class Run:
         else:
             make = self.engine.make_private
             options.setdefault("noise_multiplier", 1.0)
-        own = inspect.signature(make).parameters
-        given = {name: value for name, value in options.items() if name in own}
-        rest = {name: value for name, value in options.items() if name not in own}
-        if rest:
-            given["options"] = privacy_options(**rest)
         self.model, self.optimizer, self.loader = make(
             module=self.model,
             optimizer=optimizer,
             data_loader=DataLoader(TensorDataset(*data), batch_size=batch_size),
             criterion=self.criterion,
-            **given,
+            **engine_arguments(make, options),
         )
         self._batches = iter(())
 

@@ -62,7 +62,6 @@ def trained():
         batch_size=BATCH_SIZE,
         steps=STEPS,
         product_clip=0.15,
-        seed=0,
         training=TrainingOptions(
             optimizer=lambda parameters: LayerAdam(parameters, lr=0.01),
             average=None,

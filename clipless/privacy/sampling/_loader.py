@@ -37,6 +37,7 @@ from clipless.privacy.sampling._wrapping import check_distinct, check_wrappable,
 from clipless.privacy.step import _refusals as refusals
 
 _claiming = threading.Lock()
+_USUAL: Any = ()  # for a `DataLoader` with nothing but the usual settings
 
 
 @says_where(batches=BatchOptions, data=DataLoader)
@@ -104,7 +105,7 @@ class PrivateLoader:
         micro_batch_size, pad = batches.micro_batch_size, bool(batches.pad)
         if micro_batch_size is not None and micro_batch_size < 1:
             raise PrivacyError(f"micro_batch_size={micro_batch_size} must be at least 1")
-        reader = data if isinstance(data, DataLoader) else DataLoader(())  # torch's own settings
+        reader = data if isinstance(data, DataLoader) else DataLoader(_USUAL)
         if data is reader:
             batch_size = check_wrappable(data)  # whatever the sampling: some loaders are refused
             sampling = sampling or default_sampling(data, batch_size)

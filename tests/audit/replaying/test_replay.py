@@ -22,7 +22,7 @@ from clipless.audit import empty, record, replay
 from clipless.common._release import fresh_bits
 from clipless.errors import PrivacyError
 from clipless.images import ImageRule, train_images
-from clipless.privacy import Ledger, PrivacyOptions, Relation
+from clipless.privacy import Ledger, Relation
 from clipless.statistics import PrivateRows
 from clipless.statistics._channels import fit_channels, fit_covariance
 from clipless.statistics._scaling import fit_scaling
@@ -54,8 +54,7 @@ def trained(loader, *, model=None, steps=4, **options):
         data_loader=loader,
         criterion=criterion,
         target_epsilon=4.0,
-        **options,
-        options=PrivacyOptions(steps=steps),
+        **small.engine_arguments(engine.make_private_with_epsilon, {"steps": steps} | options),
     )
     taken = 0
     while taken < steps:

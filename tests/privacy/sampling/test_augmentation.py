@@ -20,7 +20,7 @@ from clipless.privacy import (
     PrivateLoader,
 )
 from tests.privacy.misuse_helpers import counting_skipped_steps, refused
-from tests.privacy.runs import Run, examples
+from tests.privacy.runs import Run, examples, privacy_options, private_loader
 from tests.privacy.sampling.test_views import Mirror, jitter
 
 SIZE = 50
@@ -50,7 +50,7 @@ DATA = {
 
 def loader_of(data="columns", *, rate=0.2, seed=1, **options):
     sampling = options.pop("sampling", PoissonSampling(dataset_size=SIZE, rate=rate))
-    return PrivateLoader(DATA[data], sampling=sampling, insecure_seed=seed, **options)
+    return private_loader(DATA[data], sampling=sampling, insecure_seed=seed, **options)
 
 
 @pytest.mark.parametrize("data", DATA)
@@ -297,22 +297,10 @@ def test_batches_without_inputs_in_front():
     with refused("first part is the model's input", "dict"):
         PrivateLoader(records, sampling=sampling, batches=BatchOptions(augment=jitter))
     words = [(each, "word") for each in X]
-    assert (
-        len(
-            next(
-                iter(PrivateLoader(words, sampling=sampling, batches=BatchOptions(augment=jitter)))
-            )[1]
-        )
-        == SIZE
-    )
+    loader = private_loader(words, sampling=sampling, augment=jitter)
+    assert len(next(iter(loader))[1]) == SIZE
     with refused("all parts of a batch must be tensors", "str"):
-        next(
-            iter(
-                PrivateLoader(
-                    words, sampling=sampling, batches=BatchOptions(augment=jitter, views=2)
-                )
-            )
-        )
+        next(iter(private_loader(words, sampling=sampling, augment=jitter, views=2)))
 
 
 def test_a_private_loader_brings_its_own_augmentation():
@@ -322,7 +310,7 @@ def test_a_private_loader_brings_its_own_augmentation():
         with refused("private already", "augment"):
             run.engine.make_private(
                 module=run.model, optimizer=run.optimizer, data_loader=loader,
-                criterion=run.criterion, noise_multiplier=1.0, **options,
+                criterion=run.criterion, noise_multiplier=1.0, options=privacy_options(**options),
             )  # fmt: skip
 
 

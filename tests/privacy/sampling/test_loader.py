@@ -32,6 +32,7 @@ from clipless.privacy.sampling._batches import row_weights
 from clipless.privacy.sampling._collate import without_examples
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.sampling._samplers import IndexSampler
+from tests.privacy.runs import private_loader
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -88,7 +89,7 @@ def columns(size=60):
 
 def fast(size=60, **options):
     options = {"sampling": poisson(size), "insecure_seed": 0, **options}
-    return PrivateLoader(columns(size), **options)
+    return private_loader(columns(size), **options)
 
 
 def expected_schedule(loader, steps):
@@ -422,7 +423,7 @@ def test_every_epoch_is_fresh(data):
     ],
 )
 def test_an_abandoned_iteration_is_not_replayed(options):
-    loader = PrivateLoader(
+    loader = private_loader(
         Numbered(), sampling=poisson(), insecure_seed=0, steps_per_epoch=10, **options
     )
     announced = expected_schedule(loader, 20)
@@ -436,7 +437,7 @@ def test_an_abandoned_iteration_is_not_replayed(options):
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
 def test_a_superseded_iteration_cannot_go_on(options):
-    loader = PrivateLoader(
+    loader = private_loader(
         Numbered(), sampling=poisson(), insecure_seed=0, steps_per_epoch=10, **options
     )
     old = iter(loader)
@@ -463,7 +464,7 @@ def test_an_abandoned_micro_batch_gives_up_its_step():
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "prefetch_factor": 3}])
 def test_state_continues_after_the_batch_in_hand(options):
     def build():
-        return PrivateLoader(Numbered(), sampling=poisson(), steps_per_epoch=8, **options)
+        return private_loader(Numbered(), sampling=poisson(), steps_per_epoch=8, **options)
 
     loader, resumed = build(), build()
     iteration = iter(loader)
@@ -590,7 +591,7 @@ def test_current_is_the_batch_in_hand_with_workers(micro_batch_size, pad):
 
 def test_workers_do_not_change_the_samples():
     def draw(**options):
-        loader = PrivateLoader(
+        loader = private_loader(
             Numbered(), sampling=poisson(rate=0.03), insecure_seed=1, steps_per_epoch=20, **options
         )
         return [held(x) for x, _ in loader]
@@ -622,11 +623,7 @@ class Broken(Numbered):
 
 def test_batches_that_the_data_set_makes_itself_cannot_be_padded():
     batch = next(
-        iter(
-            PrivateLoader(
-                DataLoader(Broken(), collate_fn=lambda b: b), sampling=poisson(), insecure_seed=0
-            )
-        )
+        iter(private_loader(Broken(), collate_fn=lambda b: b, sampling=poisson(), insecure_seed=0))
     )
     assert batch["x"].shape[1:] == (3,)
     loader = PrivateLoader(
