@@ -111,7 +111,10 @@ class PrivateLoader:
             sampling = sampling or default_sampling(data, batch_size)
             data = data.dataset
         if sampling is None:
-            raise PrivacyError("sampling is needed: how the sample of each step is drawn")
+            raise PrivacyError(
+                f"without sampling=, expected a torch DataLoader, got {type(data).__name__}: its "
+                "batch size says how many examples a sample has on average. Give sampling=."
+            )
         self._sampler = IndexSampler(
             sampling=padded_sampling(sampling) if pad else sampling, insecure_seed=insecure_seed
         )
