@@ -34,6 +34,7 @@ def says_where(**places: type) -> Callable[[_Callable], _Callable]:
     `TypeError` says what to write. A class is decorated by its constructor.
 
     Example:
+        >>> import dataclasses
         >>> @dataclasses.dataclass(frozen=True)
         ... class Colours:
         ...     ink: str = "black"
