@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from clipless import data as sets
 from clipless import losses, to_torch
 from clipless import nn as lip
-from clipless.training import Callback, LayerAdam, Trainer
+from clipless.training import Callback, LayerAdam, Trainer, TrainingOptions
 
 EPSILON, DELTA, BATCH, EPOCHS, EXAMPLES = 3.0, 1e-5, 1000, 8, 10_000
 # Neither side was searched for: accuracies of one try each.
@@ -79,11 +79,21 @@ def dropin(root, device):
 def _clipless(model, train, device):
     watch = Epochs(device)
     trainer = Trainer(
-        model, losses.CrossEntropy(tau=256.0), target_epsilon=EPSILON, target_delta=DELTA,
-        batch_size=BATCH, epochs=EPOCHS, product_clip=PRODUCT_CLIP, average=0.95,
-        optimizer=lambda parameters: LayerAdam(parameters, lr=LEARNING_RATE), device=device,
-        callbacks=[watch], progress=False,
-    )  # fmt: skip
+        model,
+        losses.CrossEntropy(tau=256.0),
+        target_epsilon=EPSILON,
+        target_delta=DELTA,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        product_clip=PRODUCT_CLIP,
+        training=TrainingOptions(
+            average=0.95,
+            optimizer=lambda parameters: LayerAdam(parameters, lr=LEARNING_RATE),
+            device=device,
+            callbacks=[watch],
+            progress=False,
+        ),
+    )
     result = trainer.fit(train)
     trainer.average.copy_to(model)
     return model.eval(), result.epsilon, watch.seconds

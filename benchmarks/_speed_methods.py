@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from _speed_models import IMAGE, lipschitz, relu
 
 from clipless import PrivacyEngine, losses
-from clipless.privacy import PoissonSampling, PrivateLoader
+from clipless.privacy import BatchOptions, PoissonSampling, PrivateLoader
 
 METHODS = {
     "nonprivate-relu": ("eager", "compiled", "bfloat16"),
@@ -97,7 +97,11 @@ def clipless_step(model, mode, batch, images):
     criterion = losses.CrossEntropy(tau=10.0)
     model = placed(model, images)
     optimizer = sgd(model)
-    loader = PrivateLoader((images.x, images.y), sampling=padded_to(batch, images.count), pad=True)
+    loader = PrivateLoader(
+        (images.x, images.y),
+        sampling=padded_to(batch, images.count),
+        batches=BatchOptions(pad=True),
+    )
     assert loader.rows == batch
     engine = PrivacyEngine()
     with warnings.catch_warnings():

@@ -19,6 +19,7 @@ from overhead import mnist_cnn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clipless import PrivacyEngine, losses
+from clipless.privacy import BatchOptions, PrivacyOptions
 
 
 def step_of(data: TensorDataset, options: argparse.Namespace, *, enforced: bool):
@@ -27,9 +28,14 @@ def step_of(data: TensorDataset, options: argparse.Namespace, *, enforced: bool)
     criterion = losses.CrossEntropy(tau=10.0)
     engine = PrivacyEngine()
     model, optimizer, loader = engine.make_private(
-        module=model, optimizer=optimizer, criterion=criterion, noise_multiplier=1.0,
-        data_loader=DataLoader(data, batch_size=options.batch), compile=options.compile, pad=True,
-    )  # fmt: skip
+        module=model,
+        optimizer=optimizer,
+        criterion=criterion,
+        noise_multiplier=1.0,
+        data_loader=DataLoader(data, batch_size=options.batch),
+        compile=options.compile,
+        options=PrivacyOptions(batches=BatchOptions(pad=True)),
+    )
     if not enforced:
         session = engine.session
         session.enforcement.stand_in = contextlib.nullcontext

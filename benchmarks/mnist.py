@@ -20,7 +20,8 @@ from _results import save
 import clipless
 from clipless import losses
 from clipless import nn as lip
-from clipless.training import LayerAdam, Trainer
+from clipless.privacy import BatchOptions, PrivacyOptions
+from clipless.training import LayerAdam, Trainer, TrainingOptions
 
 EPSILON, DELTA = 3.0, 1e-5
 RECIPE = {
@@ -81,10 +82,12 @@ def run(train, test, seed: int, device: str) -> dict[str, object]:
         target_delta=DELTA,
         batch_size=RECIPE["batch_size"],
         steps=RECIPE["steps"],
-        optimizer=lambda parameters: LayerAdam(parameters, lr=RECIPE["learning_rate"]),
-        average=RECIPE["average_decay"],
-        pad=True,
-        device=device,
+        options=PrivacyOptions(batches=BatchOptions(pad=True)),
+        training=TrainingOptions(
+            optimizer=lambda parameters: LayerAdam(parameters, lr=RECIPE["learning_rate"]),
+            average=RECIPE["average_decay"],
+            device=device,
+        ),
     )
     result = trainer.fit(train)
     seconds = time.perf_counter() - start

@@ -20,8 +20,9 @@ from sklearn.model_selection import train_test_split
 import clipless
 from clipless import losses
 from clipless import nn as lip
+from clipless.privacy import PrivacyOptions
 from clipless.report import BoundsCallback, SignalCallback, write_report
-from clipless.training import LayerAdam, Trainer
+from clipless.training import LayerAdam, Trainer, TrainingOptions
 
 TEMPERATURE, STEPS, LEARNING_RATE, CLIP_FRACTION = 10.0, 500, 0.02, 0.3
 RADII = (0.0, 0.1, 0.25, 0.5)
@@ -104,14 +105,16 @@ def main() -> None:
         model,
         criterion,
         target_epsilon=options.epsilon,
-        sampling="full_batch",
         batch_size=len(x),
         steps=STEPS,
-        optimizer=lambda parameters: LayerAdam(parameters, lr=LEARNING_RATE),
-        average=0.95,
         run_dir=run_dir,
-        checkpoint_every=100,
-        callbacks=[BoundsCallback(), SignalCallback()],
+        options=PrivacyOptions(sampling="full_batch"),
+        training=TrainingOptions(
+            optimizer=lambda parameters: LayerAdam(parameters, lr=LEARNING_RATE),
+            average=0.95,
+            checkpoint_every=100,
+            callbacks=[BoundsCallback(), SignalCallback()],
+        ),
     )
     result = trainer.fit((x, y), validation_data=(x_test, y_test))
     seconds = time.perf_counter() - start

@@ -22,7 +22,8 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 from clipless import losses, models
-from clipless.training import FitResult, LayerAdam, Trainer
+from clipless.privacy import PrivacyOptions
+from clipless.training import FitResult, LayerAdam, Trainer, TrainingOptions
 
 PUBLIC = 5  # the digits below it
 SIZE = 12
@@ -87,12 +88,13 @@ def train_head(
         model,
         losses.CrossEntropy(tau=20.0),
         target_epsilon=options.epsilon,
-        sampling="full_batch",
         batch_size=len(train[0]),
         steps=60 if options.quick else 300,
-        optimizer=lambda parameters: LayerAdam(parameters, lr=0.02),
-        average=0.9,
         product_clip=0.5,
+        options=PrivacyOptions(sampling="full_batch"),
+        training=TrainingOptions(
+            optimizer=lambda parameters: LayerAdam(parameters, lr=0.02), average=0.9
+        ),
     )
     result = trainer.fit(train)
     return result, trainer.evaluate(test)["accuracy"]

@@ -31,9 +31,9 @@ from clipless import losses, models
 from clipless import nn as lip
 from clipless.data import load
 from clipless.images import ImageFeatures, ImageRule, decorrelation
-from clipless.privacy import Ledger, PrivacyReport, Relation
+from clipless.privacy import Ledger, PrivacyOptions, PrivacyReport, Relation
 from clipless.statistics import ChannelStatistics, PrivateRows, fit_channels, fit_covariance
-from clipless.training import LayerAdam, Trainer
+from clipless.training import LayerAdam, Trainer, TrainingOptions
 
 POOLS = ((3, 4), (2, 4), (1, 4))
 """Which features: (stage, n) averages the maps of a stage of the backbone over n x n fields."""
@@ -293,11 +293,13 @@ def private_head(
         target_delta=delta,
         batch_size=chosen.batch_size,
         steps=chosen.steps,
-        sampling="full_batch" if chosen.full_batch else "poisson",
-        optimizer=lambda parameters: LayerAdam(parameters, lr=chosen.learning_rate),
-        average=chosen.average,
-        ledger=ledger,
-        progress=progress,
+        options=PrivacyOptions(sampling="full_batch" if chosen.full_batch else "poisson"),
+        training=TrainingOptions(
+            optimizer=lambda parameters: LayerAdam(parameters, lr=chosen.learning_rate),
+            average=chosen.average,
+            ledger=ledger,
+            progress=progress,
+        ),
     )
     trainer.fit(rows.hand_over())
     privacy, seconds = trainer.report(), time.monotonic() - begun

@@ -118,7 +118,8 @@ def audit_repeated_training(
         ...         clipless.nn.BoundedInput(1.0), clipless.nn.SpectralLinear(4, 2))
         ...     return clipless.training.Trainer(
         ...         model, clipless.losses.CrossEntropy(), noise_multiplier=2.0, steps=1,
-        ...         batch_size=size, sampling="full_batch")
+        ...         batch_size=size,
+        ...         options=clipless.privacy.PrivacyOptions(sampling="full_batch"))
         >>> data = (torch.zeros(10, 4), torch.zeros(10).long())
         >>> canary = (torch.ones(1, 4), torch.ones(1).long())
         >>> result = audit_repeated_training(make_trainer, data, canary=canary, runs=10)

@@ -40,9 +40,10 @@ class TightnessCallback(Callback):
         >>> x = torch.randn(100, 4)
         >>> data = (x, (x[:, 0] > 0).long())
         >>> watch = TightnessCallback(data, examples=20)
-        >>> from clipless.training import Trainer
+        >>> from clipless.training import Trainer, TrainingOptions
         >>> trainer = Trainer(model, clipless.losses.CrossEntropy(), noise_multiplier=1.0,
-        ...                   batch_size=50, epochs=2, callbacks=[watch])
+        ...                   batch_size=50, epochs=2,
+        ...                   training=TrainingOptions(callbacks=[watch]))
         >>> _ = trainer.fit(data)
         >>> [step for step, result in watch.results]
         [0, 2, 4]

@@ -62,7 +62,8 @@ def audit_training(
         ...     model = torch.nn.Sequential(
         ...         clipless.nn.BoundedInput(1.0), clipless.nn.SpectralLinear(200, 2))
         ...     return Trainer(model, clipless.losses.CrossEntropy(), target_epsilon=2.0,
-        ...                    batch_size=size, sampling="full_batch", steps=5)
+        ...                    batch_size=size, steps=5,
+        ...                    options=clipless.privacy.PrivacyOptions(sampling="full_batch"))
         >>> from clipless.audit import orthogonal_canaries
         >>> canaries = orthogonal_canaries(200, input_shape=(200,), classes=2)
         >>> data = (torch.zeros(10, 200), torch.zeros(10).long())

@@ -10,7 +10,7 @@ from rich.progress import track
 
 from clipless.cli._output import error_console
 from clipless.cli.commands._certify import Method, require_lipschitz
-from clipless.robustness import CertificateAttack, attack_certificates
+from clipless.robustness import AttackOptions, CertificateAttack, attack_certificates
 from clipless.robustness._attack import LADDER
 
 if TYPE_CHECKING:
@@ -42,12 +42,11 @@ def attack_run(
         attack_certificates(
             run.model,
             part,
-            steps=steps,
-            restarts=restarts,
             method=method.value,
             input_lipschitz=1.0 if run.tabular else data.input_lipschitz,
-            ladder=LADDER if nearest else (),
-            seed=number,
+            attack=AttackOptions(
+                steps=steps, restarts=restarts, ladder=LADDER if nearest else (), seed=number
+            ),
         )
         for number, part in track(
             list(enumerate(x.split(_PART))),

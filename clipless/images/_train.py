@@ -14,11 +14,19 @@ from clipless.images._front import ImageFeatures
 from clipless.images._model import build_network, decorrelation, standardization, trained_part
 from clipless.images._rule import ImageRule
 from clipless.losses import CrossEntropy
-from clipless.privacy import Budget, FullBatch, Ledger, Mechanism, PrivacyReport, Relation
+from clipless.privacy import (
+    Budget,
+    FullBatch,
+    Ledger,
+    Mechanism,
+    PrivacyOptions,
+    PrivacyReport,
+    Relation,
+)
 from clipless.privacy._choices import named_sampling
 from clipless.statistics._channels import CHANNEL_QUERIES, fit_channels, fit_covariance
 from clipless.statistics._private_rows import PrivateRows
-from clipless.training import LayerAdam, Trainer
+from clipless.training import LayerAdam, Trainer, TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,12 +186,14 @@ def _train(
         target_delta=budget.delta,
         batch_size=rule.batch_size,
         steps=rule.steps,
-        optimizer=lambda parameters: LayerAdam(parameters, lr=rule.learning_rate),
-        average=rule.average,
-        sampling="full_batch" if rule.full_batch else "poisson",
-        ledger=ledger,
-        device=device,
-        progress=progress,
+        options=PrivacyOptions(sampling="full_batch" if rule.full_batch else "poisson"),
+        training=TrainingOptions(
+            optimizer=lambda parameters: LayerAdam(parameters, lr=rule.learning_rate),
+            average=rule.average,
+            ledger=ledger,
+            device=device,
+            progress=progress,
+        ),
     )
     result = trainer.fit(rows.hand_over())
     if trainer.average is None:

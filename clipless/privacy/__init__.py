@@ -17,12 +17,16 @@ from clipless.accounting import (
 )
 from clipless.ledger import Budget, Ledger
 from clipless.privacy._engine import PrivacyEngine
+from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._plan import Plan
 from clipless.privacy._report import PrivacyReport
+from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader
 
 __all__ = [
     "PrivacyEngine",
+    "PrivacyOptions",
+    "BatchOptions",
     "Plan",
     "PrivacyReport",
     "PrivateLoader",

@@ -66,7 +66,9 @@ def coefficients(
         return None
     names = list(report.gradient_bounds)
     if set(given) != set(names):
-        raise ValueError(f"noise_coefficients needs one number for each of {', '.join(names)}")
+        raise ValueError(
+            f"noise, by parameter name, needs one number for each of {', '.join(names)}"
+        )
     return tuple(float(given[name]) for name in names)
 
 

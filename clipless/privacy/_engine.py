@@ -16,7 +16,7 @@ from clipless.accounting import Accountant, AccountantName, Relation, RenyiFilte
 from clipless.bounds import sensitivity
 from clipless.bounds._sensitivity import Shape, unwrap
 from clipless.bounds._trace import check_rules
-from clipless.common._arguments import missing
+from clipless.common._arguments import missing, says_where
 from clipless.common._release import publish
 from clipless.errors import CliplessError, PrivacyError
 from clipless.ledger import Ledger, accountant_of
@@ -25,14 +25,13 @@ from clipless.privacy._agreement import ledger_together
 from clipless.privacy._choices import SamplingName
 from clipless.privacy._engine_start import start_session
 from clipless.privacy._following import thresholds, thresholds_at_first
-from clipless.privacy._noise import NoiseStrategy
+from clipless.privacy._options import PrivacyOptions, with_arguments
 from clipless.privacy._plan import Plan
 from clipless.privacy._precision import Precision
-from clipless.privacy._preparation import RunOptions
+from clipless.privacy._preparation import Goal
 from clipless.privacy._report import PrivacyReport
 from clipless.privacy._resume import begin_run, run_state
 from clipless.privacy.sampling._loader import PrivateLoader
-from clipless.privacy.sampling._views import Augment
 from clipless.privacy.step._session import TrainingSession
 
 Private = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
@@ -92,6 +91,7 @@ class PrivacyEngine:
 
     # --- making a run private --------------------------------------------------------------------
 
+    @says_where(options=PrivacyOptions)
     def make_private(
         self,
         *,
@@ -102,23 +102,11 @@ class PrivacyEngine:
         noise_multiplier: float,
         target_epsilon: float | None = None,
         target_delta: float | None = None,
-        sampling: SamplingName | Sampling = "poisson",
-        relation: Relation | str | None = None,
-        noise: NoiseStrategy = "optimal",
-        noise_coefficients: Mapping[str, float] | None = None,
-        epochs: float | None = None,
-        steps: int | None = None,
-        micro_batch_size: int | None = None,
-        pad: bool | None = None,
-        augment: Augment | None = None,
-        views: int | None = None,
-        input_shape: Shape | None = None,
-        precision: Precision = "float32",
-        compile: bool | str = False,
-        grad_scaler: Any = None,
-        projection: bool = True,
+        sampling: SamplingName | Sampling | None = None,
+        precision: Precision | None = None,
+        compile: bool | str | None = None,
         resume_from: Mapping[str, Any] | None = None,
-        replay: bool = True,
+        options: PrivacyOptions = PrivacyOptions(),
     ) -> Private:
         """Return the model, the optimizer and a private loader, ready for an ordinary loop.
 
@@ -134,49 +122,22 @@ class PrivacyEngine:
             noise_multiplier: noise over sensitivity of one step, all parameters together.
             target_epsilon: steps beyond it are refused; by default nothing is.
             target_delta: by default 0.1/N, rounded down (`default_delta`); below 1/N in any case.
-            sampling: how batches are drawn.
-            relation: which data sets are neighbours: `"zero_out"`, by default (one example is
-                replaced by an empty record, which contributes nothing), except for fixed-size
-                batches, whose guarantee is for `"replace_one"`.
-            noise: how noise is shared out among parameters: `global`, `per_layer`, `optimal`.
-            noise_coefficients: for `per_layer`, relative weights by parameter name.
-            epochs, steps: how long training is planned to last, for the report.
-            micro_batch_size: hand out each step's batch in parts of at most this many examples.
-            pad: give every batch the same number of rows; by default if training is compiled.
-            augment: a random change of the inputs, row by row: `augment(batch, generator=...)`
-                returns a tensor of the same shape (see `Augment`). One that is seen to mix
-                examples is refused.
-            views: how many augmented views of each example a step averages over, each a row of
-                the batch. Sensitivity, noise and epsilon do not change; memory and time do.
-            input_shape: shape of one example; by default that of the first one.
-            precision: what products of activations and weights are rounded to: `"float32"`,
-                `"tf32"` (torch's flags decide where it is used; the CPU has none) or `"bfloat16"`
-                (the model is run under autocast). Rounding is covered by a slack in the
-                sensitivities, `plan.arithmetic_slack`: lower precision means more noise.
-            compile: compile the forward and backward pass, by `torch.compile` with its default
-                backend or the one named here; see `compile`.
-            grad_scaler: the `torch.amp.GradScaler` in use, if any.
-            projection: leave weights unconstrained with `False`, which voids the bounds and is
-                allowed without noise only, for comparisons.
+            sampling, precision, compile: as in `PrivacyOptions`, for which they stand.
             resume_from: the `state_dict` of an engine whose run this one continues, in this or
                 another process, on the same ledger. Another plan is refused, with the difference.
                 Give model and optimizer the weights and states they had then.
-            replay: repeat the steps that followed `resume_from`, with the same samples and noise,
-                as far as the ledger has digests of what they released. One that comes out bit for
-                bit as it did is not counted again. At the first one that does not, and after the
-                last digest, fresh samples and noise are drawn, and paid for. With False they are
-                fresh from the start.
+            options: everything else, such as micro-batches, augmentation and planned steps.
         """
-        options = RunOptions(
-            noise_multiplier=noise_multiplier, target_epsilon=target_epsilon,
-            target_delta=target_delta, sampling=sampling, relation=relation, noise=noise,
-            noise_coefficients=noise_coefficients, epochs=epochs, steps=steps,
-            micro_batch_size=micro_batch_size, pad=pad, augment=augment, views=views,
-            input_shape=input_shape, precision=precision, compile=compile, grad_scaler=grad_scaler,
-            projection=projection, resume_from=resume_from, replay=replay,
-        )  # fmt: skip
-        return self._start(module, optimizer, data_loader, criterion, options)
+        given = {"sampling": sampling, "precision": precision, "compile": compile}
+        goal = Goal(
+            noise_multiplier=noise_multiplier,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+        )
+        objects = (module, optimizer, data_loader, criterion)
+        return self._start(objects, goal, with_arguments(options, given), resume_from)
 
+    @says_where(options=PrivacyOptions)
     def make_private_with_epsilon(
         self,
         *,
@@ -187,21 +148,11 @@ class PrivacyEngine:
         target_epsilon: float,
         target_delta: float | None = None,
         epochs: float | None = None,
-        steps: int | None = None,
-        sampling: SamplingName | Sampling = "poisson",
-        relation: Relation | str | None = None,
-        noise: NoiseStrategy = "optimal",
-        noise_coefficients: Mapping[str, float] | None = None,
-        micro_batch_size: int | None = None,
-        pad: bool | None = None,
-        augment: Augment | None = None,
-        views: int | None = None,
-        input_shape: Shape | None = None,
-        precision: Precision = "float32",
-        compile: bool | str = False,
-        grad_scaler: Any = None,
+        sampling: SamplingName | Sampling | None = None,
+        precision: Precision | None = None,
+        compile: bool | str | None = None,
         resume_from: Mapping[str, Any] | None = None,
-        replay: bool = True,
+        options: PrivacyOptions = PrivacyOptions(),
     ) -> Private:
         """Like `make_private`, with the least noise that keeps the budget for `epochs`.
 
@@ -210,39 +161,38 @@ class PrivacyEngine:
 
         Args:
             target_epsilon: what everything in the ledger may cost in the end, at `target_delta`.
-            epochs: passes over the data, of 1/rate steps each; or give `steps`.
+            epochs: passes over the data, of 1/rate steps each; or `PrivacyOptions(steps=...)`.
             resume_from: as for `make_private`; the noise is that of the run which is continued.
         """
-        if (epochs is None) == (steps is None):
-            raise ValueError("give either epochs or steps")
-        options = RunOptions(
-            noise_multiplier=None, target_epsilon=target_epsilon, target_delta=target_delta,
-            sampling=sampling, relation=relation, noise=noise,
-            noise_coefficients=noise_coefficients, epochs=epochs, steps=steps,
-            micro_batch_size=micro_batch_size, pad=pad, augment=augment, views=views,
-            input_shape=input_shape, precision=precision, compile=compile, grad_scaler=grad_scaler,
-            projection=True, resume_from=resume_from, replay=replay,
-        )  # fmt: skip
-        return self._start(module, optimizer, data_loader, criterion, options)
+        given = {"epochs": epochs, "sampling": sampling}
+        chosen = with_arguments(options, given | {"precision": precision, "compile": compile})
+        if (chosen.epochs is None) == (chosen.steps is None):
+            raise ValueError("give either epochs or steps (options=PrivacyOptions(steps=...))")
+        if not chosen.projection:
+            raise ValueError("projection=False is for make_private with noise_multiplier=0")
+        goal = Goal(noise_multiplier=None, target_epsilon=target_epsilon, target_delta=target_delta)
+        return self._start((module, optimizer, data_loader, criterion), goal, chosen, resume_from)
 
     def _start(
         self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        data_loader: DataLoader[Any] | PrivateLoader,
-        criterion: Loss,
-        options: RunOptions,
+        objects: tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any] | PrivateLoader, Loss],
+        goal: Goal,
+        options: PrivacyOptions,
+        resume_from: Mapping[str, Any] | None,
     ) -> Private:
         """Check everything first; a call that fails has changed nothing."""
+        module, optimizer, data_loader, criterion = objects
         opened = self._opened
         try:
-            with thresholds_at_first(unwrap(module), options.resume_from):
+            with thresholds_at_first(unwrap(module), resume_from):
                 session = start_session(
                     module=module,
                     optimizer=optimizer,
                     data_loader=data_loader,
                     criterion=criterion,
+                    goal=goal,
                     options=options,
+                    resume_from=resume_from,
                     accountant=self.accountant,
                     insecure_seed=self._seed,
                     derived_seed=self._derived_seed,
@@ -250,7 +200,7 @@ class PrivacyEngine:
                 )
                 first_plan, first_thresholds = session.plan, thresholds(unwrap(module))
                 # What has moved since is noticed, and proved anew, in the first forward pass.
-                begin_run(session, options.resume_from, replay=options.replay)
+                begin_run(session, resume_from, replay=options.replay)
         except BaseException:
             if not opened:
                 self._forget_ledger()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from clipless.ledger import Budget, BudgetMeter
 from clipless.losses import Loss
 from clipless.privacy._agreement import agree_on_plan, begin_together, form_team
 from clipless.privacy._noise import GaussianNoise
-from clipless.privacy._preparation import OpenLedger, RunOptions, prepare
+from clipless.privacy._options import PrivacyOptions
+from clipless.privacy._preparation import Goal, OpenLedger, prepare
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.step._session import TrainingSession
 
@@ -28,7 +29,9 @@ def start_session(
     optimizer: torch.optim.Optimizer,
     data_loader: DataLoader[Any] | PrivateLoader,
     criterion: Loss,
-    options: RunOptions,
+    goal: Goal,
+    options: PrivacyOptions,
+    resume_from: Mapping[str, Any] | None,
     accountant: Accountant,
     insecure_seed: int | None,
     derived_seed: Callable[[str], int | None],
@@ -41,7 +44,7 @@ def start_session(
             processes, module=module, optimizer=optimizer, dataset=data_loader.dataset,
             criterion=criterion,
             further={
-                "insecure_seed": insecure_seed, "resumed": options.resume_from is not None,
+                "insecure_seed": insecure_seed, "resumed": resume_from is not None,
                 "replay": options.replay, "compiled": bool(options.compile),
             },
         )  # fmt: skip
@@ -51,7 +54,9 @@ def start_session(
             optimizer=optimizer,
             data_loader=data_loader,
             criterion=criterion,
+            goal=goal,
             options=options,
+            resume_from=resume_from,
             accountant=accountant,
             sampling_seed=derived_seed("sampling"),
             open_ledger=open_ledger,

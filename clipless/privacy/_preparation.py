@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from clipless.accounting import (
     Accountant,
     Relation,
     RenyiFilter,
-    Sampling,
     chosen_delta,
     epsilon,
     meter_of,
@@ -29,7 +28,6 @@ from clipless.errors import PrivacyError
 from clipless.ledger import Ledger, accountant_of, delta_of
 from clipless.losses import Loss
 from clipless.privacy._choices import (
-    SamplingName,
     coefficients,
     example_shape,
     named_sampling,
@@ -38,11 +36,11 @@ from clipless.privacy._choices import (
 )
 from clipless.privacy._following import planned_queries
 from clipless.privacy._noise import NoiseStrategy
+from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._plan import Plan, arithmetic_slack, planned_parameters
-from clipless.privacy._precision import Precision
 from clipless.privacy._resume import plan_to_resume, require_same_plan
+from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader
-from clipless.privacy.sampling._views import Augment
 from clipless.privacy.sampling._wrapping import check_wrappable
 from clipless.privacy.step._checks import check_criterion
 
@@ -51,33 +49,12 @@ OpenLedger = Callable[[int, Relation, Callable[[], RenyiFilter | None]], Ledger]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """All that a run is asked to be, besides the objects that it is made of.
-
-    The keyword arguments of `PrivacyEngine.make_private`, which explains them. Without
-    `noise_multiplier`, the noise is found from `target_epsilon`.
-    """
+class Goal:
+    """The budget of a run: its noise, or the epsilon that the noise is found from, or both."""
 
     noise_multiplier: float | None
     target_epsilon: float | None
     target_delta: float | None
-    sampling: SamplingName | Sampling
-    relation: Relation | str | None
-    noise: NoiseStrategy
-    noise_coefficients: Mapping[str, float] | None
-    epochs: float | None
-    steps: int | None
-    micro_batch_size: int | None
-    pad: bool | None
-    augment: Augment | None
-    views: int | None
-    input_shape: Shape | None
-    precision: Precision
-    compile: bool | str
-    grad_scaler: Any
-    projection: bool
-    resume_from: Mapping[str, Any] | None
-    replay: bool
 
 
 def prepare(
@@ -86,7 +63,9 @@ def prepare(
     optimizer: torch.optim.Optimizer,
     data_loader: DataLoader[Any] | PrivateLoader,
     criterion: Loss,
-    options: RunOptions,
+    goal: Goal,
+    options: PrivacyOptions,
+    resume_from: Mapping[str, Any] | None,
     accountant: Accountant,
     sampling_seed: int | None,
     open_ledger: OpenLedger,
@@ -102,8 +81,8 @@ def prepare(
     _warn_of_unused(report)
     relation = relation_for(options.relation, loader.sampling)
     size = loader.sampling.dataset_size
-    begun = plan_to_resume(options.resume_from)
-    target_delta = options.target_delta
+    begun = plan_to_resume(resume_from)
+    target_delta = goal.target_delta
     if target_delta is None and begun is not None:
         target_delta = begun.delta
     delta = chosen_delta(target_delta, size)
@@ -114,37 +93,40 @@ def prepare(
     def declare() -> RenyiFilter | None:
         if accountant != "filter":
             return None
-        if options.target_epsilon is None:
+        if goal.target_epsilon is None:
             raise PrivacyError("accountant='filter' declares a budget: give target_epsilon")
         return RenyiFilter.for_run(
-            epsilon=options.target_epsilon, delta=delta, sampling=loader.sampling,
-            relation=relation, steps=steps, noise_multiplier=options.noise_multiplier,
+            epsilon=goal.target_epsilon, delta=delta, sampling=loader.sampling,
+            relation=relation, steps=steps, noise_multiplier=goal.noise_multiplier,
         )  # fmt: skip
 
     ledger = open_ledger(size, relation, declare)
     relation = ledger.relation  # an old ledger is continued under its own
     accountant = accountant_of(ledger, accountant)
     if ledger.filter is not None:
-        delta = delta_of(ledger, epsilon=options.target_epsilon, delta=target_delta)
-    noise_multiplier = options.noise_multiplier
+        delta = delta_of(ledger, epsilon=goal.target_epsilon, delta=target_delta)
+    noise_multiplier = goal.noise_multiplier
     if noise_multiplier is None and begun is not None:
         noise_multiplier = begun.noise_multiplier
     if noise_multiplier is None:
-        if options.target_epsilon is None:
+        if goal.target_epsilon is None:
             raise missing("target epsilon")
         if steps is None:
             raise missing("steps")
         noise_multiplier = noise_multiplier_for(
-            target_epsilon=options.target_epsilon, target_delta=delta, steps=steps,
+            target_epsilon=goal.target_epsilon, target_delta=delta, steps=steps,
             sampling=loader.sampling, relation=relation, accountant=meter_of(accountant),
             history=ledger.history(),
         )  # fmt: skip
+    given_noise = options.noise
+    strategy: NoiseStrategy = "per_layer" if isinstance(given_noise, Mapping) else given_noise
+    weights = given_noise if isinstance(given_noise, Mapping) else None
     plan = Plan(
         sampling=loader.sampling,
         relation=relation,
         noise_multiplier=float(noise_multiplier),
-        noise=options.noise,
-        noise_coefficients=coefficients(options.noise_coefficients, report),
+        noise=strategy,
+        noise_coefficients=coefficients(weights, report),
         parameters=planned_parameters(report),
         queries=planned_queries(unwrap(module), report),
         views=loader.views,
@@ -158,7 +140,7 @@ def prepare(
         ),
         accountant=accountant,
         delta=delta,
-        target_epsilon=options.target_epsilon,
+        target_epsilon=goal.target_epsilon,
         steps=steps,
     )
     if not plan.parameters:
@@ -176,15 +158,15 @@ def prepare(
 
 
 def _private_loader(
-    data_loader: DataLoader[Any] | PrivateLoader, options: RunOptions, seed: int | None
+    data_loader: DataLoader[Any] | PrivateLoader, options: PrivacyOptions, seed: int | None
 ) -> PrivateLoader:
-    sampling, given = options.sampling, (options.micro_batch_size, options.augment, options.views)
+    sampling, batches = options.sampling, options.batches
     if isinstance(data_loader, PrivateLoader):
         data_loader.check_free()
-        if sampling != "poisson" or options.pad or any(each is not None for each in given):
+        if sampling != "poisson" or replace(batches, pad=batches.pad or None) != BatchOptions():
             raise PrivacyError(
-                "this loader is private already: give sampling, micro_batch_size, pad, augment "
-                "and views to it"
+                "this loader is private already: give sampling and batches (micro_batch_size, pad, "
+                "augment, views) to it"
             )
         if data_loader.place != rank_and_size():
             raise PrivacyError(
@@ -197,15 +179,9 @@ def _private_loader(
     size = len(data_loader.dataset)  # type: ignore[arg-type]
     if isinstance(sampling, str):
         sampling = named_sampling(sampling, size, batch_size)
-    return PrivateLoader.from_data_loader(
-        data_loader,
-        sampling=sampling,
-        micro_batch_size=options.micro_batch_size,
-        pad=bool(options.compile) if options.pad is None else options.pad,
-        augment=options.augment,
-        views=options.views,
-        insecure_seed=seed,
-    )
+    if batches.pad is None:
+        batches = replace(batches, pad=bool(options.compile))
+    return PrivateLoader(data_loader, sampling=sampling, batches=batches, insecure_seed=seed)
 
 
 def _warn_of_unused(report: SensitivityReport) -> None:
@@ -216,5 +192,5 @@ def _warn_of_unused(report: SensitivityReport) -> None:
             f"{', '.join(unused)}: the forward pass does not depend on it. Its gradient will be "
             "zero, also if something is switched on later. Freeze it (requires_grad_(False)), take "
             "it out, or call make_private again when it is used.",
-            stacklevel=6,
+            stacklevel=7,
         )

@@ -37,15 +37,15 @@ _OPTIONAL = {
     "metrics.jsonl": ("loss and accuracy, epoch by epoch", "`Trainer(run_dir=...)` writes it"),
     "bounds.json": (
         "the certificates of the weights",
-        f"{_NETWORKS}; or `Trainer(callbacks=[clipless.report.BoundsCallback()])`",
+        f"{_NETWORKS}; or `TrainingOptions(callbacks=[clipless.report.BoundsCallback()])`",
     ),
     "signal.jsonl": (
         "signal and noise, layer by layer",
-        f"{_NETWORKS}; or `Trainer(callbacks=[clipless.report.SignalCallback()])`",
+        f"{_NETWORKS}; or `TrainingOptions(callbacks=[clipless.report.SignalCallback()])`",
     ),
     "tightness.jsonl": (
         "how much of their bounds real gradients use",
-        f"{_NETWORKS}; or `Trainer(callbacks=[clipless.audit.TightnessCallback(data)])`",
+        f"{_NETWORKS}; or `TrainingOptions(callbacks=[clipless.audit.TightnessCallback(data)])`",
     ),
     "robustness.json": ("certified accuracy", "run `clipless certify` on this folder"),
     "audit.json": ("attacks on the trained model", "run `clipless audit` on this folder"),

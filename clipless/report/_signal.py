@@ -48,9 +48,10 @@ class SignalCallback(Callback):
         ...     clipless.nn.BoundedInput(1.0), clipless.nn.SpectralLinear(4, 2))
         >>> x = torch.randn(100, 4)
         >>> signal = SignalCallback()
-        >>> from clipless.training import Trainer
+        >>> from clipless.training import Trainer, TrainingOptions
         >>> trainer = Trainer(model, clipless.losses.CrossEntropy(), noise_multiplier=1.0,
-        ...                   batch_size=50, epochs=3, callbacks=[signal])
+        ...                   batch_size=50, epochs=3,
+        ...                   training=TrainingOptions(callbacks=[signal]))
         >>> _ = trainer.fit((x, (x[:, 0] > 0).long()))
         >>> [(line["epoch"], line["steps"]) for line in signal.results]
         [(1, 2), (2, 2), (3, 2)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from clipless.common._arguments import says_where
 from clipless.robustness._certifier import (
     EVALUATION_BATCH,
     Certifier,
@@ -25,6 +26,31 @@ if TYPE_CHECKING:
 # Factors by which radii are exceeded in the search for the nearest change of decision.
 LADDER = (1.02, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 _BISECTIONS = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackOptions:
+    """How hard `attack_certificates` tries.
+
+    Args:
+        steps: gradient steps from each start.
+        restarts: how many starts there are.
+        inside: the attack on a claim goes up to this fraction of the radius.
+        ladder: the factors above the radius at which the nearest change of decision is looked for,
+            in increasing order; empty to leave the search out.
+        seed: of the random starts.
+    """
+
+    steps: int = 40
+    restarts: int = 10
+    inside: float = 0.9999
+    ladder: Sequence[float] = LADDER
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        if not 0 < self.inside <= 1:
+            raise ValueError(f"inside must lie in (0, 1], got {self.inside!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,21 +124,18 @@ class CertificateAttack:
         return buffer.getvalue()
 
 
+@says_where(attack=AttackOptions)
 def attack_certificates(
     model: nn.Module,
     x: Tensor,
     *,
     radii: Tensor | None = None,
-    inside: float = 0.9999,
-    steps: int = 40,
-    restarts: int = 10,
-    ladder: Sequence[float] = LADDER,
+    attack: AttackOptions = AttackOptions(),
     input_lipschitz: float = 1.0,
     method: Method = "rows",
     threshold: float = 0.0,
     arithmetic: torch.dtype = torch.float64,
     batch_size: int = EVALUATION_BATCH,
-    seed: int = 0,
 ) -> CertificateAttack:
     """Attack every example just inside its certified radius, then look for the nearest change.
 
@@ -124,18 +147,14 @@ def attack_certificates(
     Args:
         radii: (batch,) the claims to attack, by default those of `certified_radius` with the same
             `method`, `threshold`, `input_lipschitz` and `arithmetic`.
-        inside: the attack goes up to this fraction of the radius.
-        ladder: the factors above the radius at which the nearest change of decision is looked for,
-            in increasing order; empty to leave the search out.
+        attack: how hard to try.
 
     Example:
         >>> model = torch.nn.Sequential(
         ...     clipless.nn.BoundedInput(1.0), clipless.nn.SpectralLinear(4, 3))
-        >>> attack_certificates(model, torch.randn(20, 4), restarts=2).broken
+        >>> attack_certificates(model, torch.randn(20, 4), attack=AttackOptions(restarts=2)).broken
         ()
     """
-    if not 0 < inside <= 1:
-        raise ValueError(f"inside must lie in (0, 1], got {inside!r}")
     certifier = Certifier(
         model,
         input_shape=example_shape(x),
@@ -147,8 +166,9 @@ def attack_certificates(
     if radii is None:
         radii = certifier.certify(x, batch_size=batch_size).radii
     radii = radii.to(x.device, torch.float64)
-    attack = Attack(certifier.exact, threshold=threshold, steps=steps, restarts=restarts)
-    judges = [_Judge(attack, torch.float64)]
+    steps, restarts = attack.steps, attack.restarts
+    search = Attack(certifier.exact, threshold=threshold, steps=steps, restarts=restarts)
+    judges = [_Judge(search, torch.float64)]
     if arithmetic != torch.float64:
         coarse = Attack(
             plain_copy(certifier.network.model, arithmetic),
@@ -157,14 +177,14 @@ def attack_certificates(
             restarts=1,
         )
         judges.append(_Judge(coarse, arithmetic))
-    generator = torch.Generator(device=certifier.device).manual_seed(seed)
+    generator = torch.Generator(device=certifier.device).manual_seed(attack.seed)
     distances = torch.full_like(radii, torch.inf)
     broken: list[int] = []
     worth = (radii > 0) & torch.isfinite(radii)
     for rows in worth.nonzero()[:, 0].split(batch_size) if bool(worth.any()) else ():
         inputs = x[rows].to(certifier.device, certifier.dtype).double()
         limits = radii[rows].to(certifier.device) * certifier.input_lipschitz
-        distance = _nearest(attack, judges, inputs, limits, inside, ladder, generator)
+        distance = _nearest(search, judges, inputs, limits, attack, generator)
         distances[rows] = (distance / certifier.input_lipschitz).to(x.device)
         broken += rows[(distance < limits).to(x.device)].tolist()
     return CertificateAttack(
@@ -172,7 +192,7 @@ def attack_certificates(
         distances=distances,
         broken=tuple(broken),
         attacked=int(worth.sum()),
-        inside=inside,
+        inside=attack.inside,
         steps=steps,
         restarts=restarts,
     )
@@ -192,22 +212,21 @@ class _Judge:
 
 
 def _nearest(
-    attack: Attack,
+    search: Attack,
     judges: Sequence[_Judge],
     x: Tensor,
     radii: Tensor,
-    inside: float,
-    ladder: Sequence[float],
+    attack: AttackOptions,
     generator: torch.Generator,
 ) -> Tensor:
     """Distances of the nearest changes of decision found, (batch,)."""
-    decided = attack.decide(x)
+    decided = search.decide(x)
     distances = torch.full_like(radii, torch.inf)
-    for factor in (inside, *ladder):
+    for factor in (attack.inside, *attack.ladder):
         rows = torch.isinf(distances).nonzero()[:, 0]
         if len(rows) == 0:
             break
-        found = attack.run(x[rows], decided[rows], factor * radii[rows], generator).adversarial
+        found = search.run(x[rows], decided[rows], factor * radii[rows], generator).adversarial
         for judge in judges:
             changed = judge.decide(found) != decided[rows]
             hits = rows[changed]

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
+from clipless.privacy import BatchOptions, PrivacyOptions
 from clipless.runs import _parts
 from clipless.runs._config import RunConfig
-from clipless.training import Callback, Trainer
+from clipless.training import Callback, Trainer, TrainingOptions
 
 
 def make_trainer(
@@ -36,24 +37,30 @@ def make_trainer(
         batch_size=training.batch_size,
         epochs=training.epochs,
         steps=training.steps,
-        optimizer=_parts.make_optimizer(training),
-        scheduler="cosine" if training.schedule == "cosine" else None,
-        average=training.average,
-        noise=privacy.noise,
-        sampling=privacy.sampling,
-        relation=privacy.relation,
-        micro_batch_size=training.micro_batch_size,
-        pad=training.pad,
-        augment=_parts.make_augmentation(training),
-        views=training.views,
-        precision=training.precision,
-        compile=training.compile,
-        accountant=privacy.accountant,
         run_dir=run_dir,
-        resume=resume,
-        checkpoint_every=training.checkpoint_every,
-        keep_checkpoints=training.keep_checkpoints,
-        device=device,
-        callbacks=callbacks,
-        progress=progress,
+        options=PrivacyOptions(
+            sampling=privacy.sampling,
+            relation=privacy.relation,
+            noise=privacy.noise,
+            precision=training.precision,
+            compile=training.compile,
+            batches=BatchOptions(
+                micro_batch_size=training.micro_batch_size,
+                pad=training.pad,
+                augment=_parts.make_augmentation(training),
+                views=training.views,
+            ),
+        ),
+        training=TrainingOptions(
+            optimizer=_parts.make_optimizer(training),
+            scheduler="cosine" if training.schedule == "cosine" else None,
+            average=training.average,
+            accountant=privacy.accountant,
+            resume=resume,
+            checkpoint_every=training.checkpoint_every,
+            keep_checkpoints=training.keep_checkpoints,
+            device=device,
+            callbacks=callbacks,
+            progress=progress,
+        ),
     )

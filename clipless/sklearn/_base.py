@@ -19,7 +19,7 @@ from clipless import nn as lip
 from clipless.common._arguments import missing
 from clipless.common._release import fresh_bits
 from clipless.losses import Loss
-from clipless.privacy import Budget, FullBatch, Ledger, Mechanism, Relation
+from clipless.privacy import Budget, FullBatch, Ledger, Mechanism, PrivacyOptions, Relation
 from clipless.privacy._choices import SamplingName, named_sampling
 from clipless.sklearn._bounds import Bounds, public_bounds, with_bounds
 from clipless.sklearn._encoder import Encoder
@@ -38,7 +38,7 @@ from clipless.sklearn._table import (
 from clipless.statistics._channels import fit_covariance
 from clipless.statistics._private_rows import PrivateRows
 from clipless.statistics._scaling import Scaling, fit_scaling
-from clipless.training import LayerAdam, Trainer
+from clipless.training import LayerAdam, Trainer, TrainingOptions
 
 _PREDICTION_ROWS = 65_536
 
@@ -222,13 +222,15 @@ class CliplessEstimator(BaseEstimator):
             target_delta=delta,
             batch_size=rule.batch_size,
             steps=rule.steps,
-            optimizer=lambda parameters: LayerAdam(parameters, lr=rule.learning_rate),
-            average=rule.average,
             product_clip=rule.product_clip,
-            sampling=_sampling_name(rule),
-            ledger=ledger,
-            device=self.device,
-            progress=bool(self.progress),
+            options=PrivacyOptions(sampling=_sampling_name(rule)),
+            training=TrainingOptions(
+                optimizer=lambda parameters: LayerAdam(parameters, lr=rule.learning_rate),
+                average=rule.average,
+                ledger=ledger,
+                device=self.device,
+                progress=bool(self.progress),
+            ),
         )
         encoder, target = self._encoder, self._target
         inputs = rows.map_rows(lambda x, codes, y: (encoder(x, codes), target(y)))

@@ -55,7 +55,7 @@ class Fit:
         self._folder: RunFolder | SharedFolder | None = None
         if trainer.run_dir is not None:
             self._folder = open_folder(
-                trainer.run_dir, keep=trainer._keep_checkpoints, processes=self._processes
+                trainer.run_dir, keep=trainer._training.keep_checkpoints, processes=self._processes
             )
         self._callbacks: list[Callback] = [
             each for each in trainer.callbacks if self._first or each.everywhere
@@ -101,10 +101,12 @@ class Fit:
             optimizer=trainer.optimizer,
             scheduler=trainer._schedule_name,
             average=trainer.average,
-            micro_batch_size=trainer._micro_batch_size,
+            micro_batch_size=trainer._options.batches.micro_batch_size,
             augmentation=trainer._augmentation_name,
         )
-        saved = None if folder is None else folder.saved(description, resume=trainer._resume)
+        saved = (
+            None if folder is None else folder.saved(description, resume=trainer._training.resume)
+        )
         self._make_private(saved, replay=saved is None or self._can_replay(saved))
         self._description = description
         self._seconds, self._begun = 0.0, time.monotonic()
@@ -154,7 +156,7 @@ class Fit:
         trainer = self._trainer
         trainer.stopped = "failed"
         self._gauge = EpsilonGauge(trainer.engine, steps=trainer.steps)
-        show = trainer._progress if self._first else False
+        show = trainer._training.progress if self._first else False
         bar = ProgressBar(show=show, steps=trainer.steps, done=trainer.step)
         try:
             self._call("on_fit_start")
@@ -219,7 +221,7 @@ class Fit:
 
     @property
     def _checkpoint_every(self) -> int:
-        return self._trainer._checkpoint_every or self._trainer.steps_per_epoch
+        return self._trainer._training.checkpoint_every or self._trainer.steps_per_epoch
 
     def _next_boundary(self) -> int:
         """The next step after which an epoch or the run ends, or a checkpoint is due."""

@@ -5,41 +5,41 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data import DataLoader
 
-from clipless.accounting import AccountantName, Sampling
 from clipless.bounds import clip_products
-from clipless.bounds._sensitivity import Shape
-from clipless.common._arguments import missing
+from clipless.common._arguments import missing, says_where
 from clipless.distributed._processes import rank_and_size
 from clipless.distributed._sharded import reshard, whole
 from clipless.losses import Loss
-from clipless.privacy import Ledger, PrivacyEngine, PrivacyReport, PrivateLoader, Relation
-from clipless.privacy._choices import SamplingName, example_shape
-from clipless.privacy._noise import NoiseStrategy
-from clipless.privacy._precision import Precision
-from clipless.privacy.sampling._views import Augment
+from clipless.privacy import (
+    Ledger,
+    PrivacyEngine,
+    PrivacyOptions,
+    PrivacyReport,
+    PrivateLoader,
+)
+from clipless.privacy._choices import example_shape
+from clipless.privacy._options import with_arguments
 from clipless.training._averaging import WeightAverage
-from clipless.training._callbacks import Callback
 from clipless.training._data import evaluation_batches, inputs_of, training_loader
 from clipless.training._fit import Fit
 from clipless.training._layer_adam import LayerAdam
 from clipless.training._metrics import RunningMetrics, evaluate
+from clipless.training._options import MakeOptimizer, TrainingOptions
 from clipless.training._processes import join_torchrun
 from clipless.training._result import FitResult, Stopped
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-MakeScheduler = Callable[[torch.optim.Optimizer, int], LRScheduler]
-MakeAverage = Callable[[nn.Module], WeightAverage]
 
-
+@says_where(options=PrivacyOptions, training=TrainingOptions)
 class Trainer:
     """Trains a model privately: `Trainer(model, criterion, ...).fit(data)`.
 
@@ -68,32 +68,11 @@ class Trainer:
         noise_multiplier: train with this noise; with `target_epsilon`, until that is reached.
         batch_size: how many examples are in a batch, on average. Left out for a `DataLoader`.
         epochs, steps: how long to train, one of the two.
-        optimizer: a function from parameters to an optimizer, or an optimizer; by default
-            `LayerAdam`.
-        scheduler: `"cosine"` down to zero, None, or a function of the optimizer and the number of
-            steps; it is stepped after every step.
-        average: decay of the averaged weights, None for no average, or a function from the model
-            to a `WeightAverage`.
         product_clip: clip weight gradients at this fraction of their bound (`clip_products`),
             which lowers the noise by it.
-        augment, views: train on augmented views of each example, `views` of them in every step;
-            their gradients are averaged, at no cost in privacy.
-        noise, noise_coefficients, sampling, relation, micro_batch_size, pad, input_shape,
-            precision, compile: see `PrivacyEngine.make_private`, also on `augment` and `views`.
-        accountant: `"pld"`, `"rdp"` or `"filter"`: see `PrivacyEngine`.
         run_dir: the folder of the run: plan, ledger, checkpoints, metrics.
-        ledger: goes on with this one, in which other releases from the same data are already
-            counted; without `run_dir` only, which has its own.
-        resume: go on with a run that is in `run_dir`; `False` refuses to.
-        checkpoint_every: steps between checkpoints; by default one for every epoch.
-        keep_checkpoints: how many are kept.
-        insecure_seed: for tests: makes sampling and noise reproducible. Such a run is not private,
-            and has no epsilon. Initial weights and dropout follow `torch.manual_seed`.
-        device: where to train; by default where the model is, or under `torchrun` the GPU of
-            this process.
-        callbacks: see `Callback`. With several processes they are called in process 0, unless
-            they say otherwise.
-        progress: show a bar; by default only on a terminal.
+        options: of the guarantee: sampling, precision, augmentation and the like.
+        training: of training: optimizer, checkpoints, callbacks and the like.
 
     Example:
         >>> model = torch.nn.Sequential(
@@ -120,55 +99,30 @@ class Trainer:
         batch_size: int | None = None,
         epochs: float | None = None,
         steps: int | None = None,
-        optimizer: torch.optim.Optimizer | MakeOptimizer | None = None,
-        scheduler: Literal["cosine"] | MakeScheduler | None = "cosine",
-        average: float | MakeAverage | None = 0.98,
         product_clip: float | None = None,
-        noise: NoiseStrategy = "optimal",
-        noise_coefficients: Mapping[str, float] | None = None,
-        sampling: SamplingName | Sampling = "poisson",
-        relation: Relation | str | None = None,
-        micro_batch_size: int | None = None,
-        pad: bool | None = None,
-        augment: Augment | None = None,
-        views: int | None = None,
-        input_shape: Shape | None = None,
-        precision: Precision = "float32",
-        compile: bool | str = False,
-        accountant: AccountantName = "pld",
         run_dir: str | os.PathLike[str] | None = None,
-        ledger: Ledger | None = None,
-        resume: bool = True,
-        checkpoint_every: int | None = None,
-        keep_checkpoints: int = 2,
-        insecure_seed: int | None = None,
-        device: torch.device | str | None = None,
-        callbacks: Sequence[Callback] = (),
-        progress: bool | None = None,
+        options: PrivacyOptions = PrivacyOptions(),
+        training: TrainingOptions = TrainingOptions(),
     ) -> None:
         if target_epsilon is None and noise_multiplier is None:
             raise ValueError("give target_epsilon, or noise_multiplier")
-        if (epochs is None) == (steps is None):
+        self._options = with_arguments(options, {"epochs": epochs, "steps": steps})
+        if (self._options.epochs is None) == (self._options.steps is None):
             raise ValueError("give either epochs or steps")
-        self._product_clip = product_clip
-        if checkpoint_every is not None and checkpoint_every < 1:
-            raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}")
-        if ledger is not None and run_dir is not None:
+        if training.ledger is not None and run_dir is not None:
             raise ValueError("give either a ledger or run_dir, which keeps its own")
-        if not (scheduler in ("cosine", None) or callable(scheduler)):
-            raise ValueError(f"scheduler must be 'cosine', None or a function, got {scheduler!r}")
+        self._product_clip, self._training = product_clip, training
         own_gpu = join_torchrun()
-        place = device or own_gpu or next(model.parameters()).device
+        place = training.device or own_gpu or next(model.parameters()).device
         self.device = torch.device(place)
         self.model = model.to(self.device)
         self.criterion = criterion
-        self.optimizer = _optimizer(optimizer, model)
+        self.optimizer = _optimizer(training.optimizer, model)
         self.scheduler: LRScheduler | None = None
         self.average: WeightAverage | None = None
-        self.callbacks = tuple(callbacks)
+        self.callbacks = tuple(training.callbacks)
         self.run_dir = None if run_dir is None else Path(run_dir)
-        self._accountant, self._insecure_seed = accountant, insecure_seed
-        self.engine = self._new_engine(ledger)
+        self.engine = self._new_engine(training.ledger)
         self.step = 0
         """How many steps the run has taken."""
         self.steps = 0
@@ -177,25 +131,8 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.stopped: Stopped = "failed"
         self.resumed_from: int | None = None
-        self._batch_size, self._epochs, self._steps = batch_size, epochs, steps
+        self._batch_size, self._target_delta = batch_size, target_delta
         self._target_epsilon, self._noise_multiplier = target_epsilon, noise_multiplier
-        self._make_scheduler, self._make_average = scheduler, average
-        self._micro_batch_size, self._resume, self._progress = micro_batch_size, resume, progress
-        self._checkpoint_every, self._keep_checkpoints = checkpoint_every, keep_checkpoints
-        self._options: dict[str, Any] = {
-            "target_delta": target_delta,
-            "noise": noise,
-            "noise_coefficients": noise_coefficients,
-            "sampling": sampling,
-            "relation": relation,
-            "micro_batch_size": micro_batch_size,
-            "pad": pad,
-            "augment": augment,
-            "views": views,
-            "input_shape": input_shape,
-            "precision": precision,
-            "compile": compile,
-        }
         self._optimizer_at_first = copy.deepcopy(self.optimizer.state_dict())
         self._running = RunningMetrics()
 
@@ -285,7 +222,7 @@ class Trainer:
         self.step, self.history, self._running = 0, [], self._no_metrics()
         self.resumed_from = None
         self.optimizer.load_state_dict(copy.deepcopy(self._optimizer_at_first))
-        make = self._make_average
+        make = self._training.average
         self.average = None
         if callable(make):
             self.average = make(self.model)
@@ -294,35 +231,37 @@ class Trainer:
 
     def _new_engine(self, ledger: Ledger | Path | None) -> PrivacyEngine:
         return PrivacyEngine(
-            ledger=ledger, accountant=self._accountant, insecure_seed=self._insecure_seed
+            ledger=ledger,
+            accountant=self._training.accountant,
+            insecure_seed=self._training.insecure_seed,
         )
 
     def _make_private(
         self, data: DataLoader[Any], state: Mapping[str, Any] | None, replay: bool
     ) -> PrivateLoader:
         if self._product_clip is not None:
-            shape = self._options["input_shape"] or example_shape(data.dataset)
+            shape = self._options.input_shape or example_shape(data.dataset)
             with whole(self.model):
                 clip_products(
                     self.model, fraction=self._product_clip, loss=self.criterion, input_shape=shape
                 )
-        options = {**self._options, "resume_from": state, "replay": replay}
-        options |= {"module": self.model, "optimizer": self.optimizer, "data_loader": data}
-        options |= {"criterion": self.criterion, "target_epsilon": self._target_epsilon}
+        shared: dict[str, Any] = {
+            "module": self.model, "optimizer": self.optimizer, "data_loader": data,
+            "criterion": self.criterion, "target_epsilon": self._target_epsilon,
+            "target_delta": self._target_delta, "resume_from": state,
+            "options": replace(self._options, replay=replay and self._options.replay),
+        }  # fmt: skip
         if self._noise_multiplier is None:
-            _, _, loader = self.engine.make_private_with_epsilon(
-                epochs=self._epochs, steps=self._steps, **options
-            )
+            _, _, loader = self.engine.make_private_with_epsilon(**shared)
         else:
             _, _, loader = self.engine.make_private(
-                epochs=self._epochs, steps=self._steps,
-                noise_multiplier=self._noise_multiplier, **options,
-            )  # fmt: skip
+                noise_multiplier=self._noise_multiplier, **shared
+            )
         planned = self.engine.plan.steps
         if planned is None:
             raise missing("planned")
         self.steps, self.steps_per_epoch = planned, loader.steps_per_epoch
-        make = self._make_scheduler
+        make = self._training.scheduler
         if make == "cosine":
             self.scheduler = CosineAnnealingLR(self.optimizer, T_max=self.steps)
         elif callable(make):
@@ -335,11 +274,11 @@ class Trainer:
 
     @property
     def _schedule_name(self) -> str:
-        return _name(self._make_scheduler)
+        return _name(self._training.scheduler)
 
     @property
     def _augmentation_name(self) -> str | None:
-        augment = self._options["augment"]
+        augment = self._options.batches.augment
         return None if augment is None else _name(augment)
 
 

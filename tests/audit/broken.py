@@ -15,8 +15,8 @@ from torch import nn
 from clipless import losses
 from clipless import nn as lip
 from clipless.bounds import Bound, register, unregister
-from clipless.privacy import PoissonSampling
-from clipless.training import Trainer
+from clipless.privacy import PoissonSampling, PrivacyOptions
+from clipless.training import Trainer, TrainingOptions
 
 
 class HalvedNoise(Trainer):
@@ -103,10 +103,19 @@ def table_trainer(
         return kind(
             model,
             losses.KantorovichRubinstein(),
-            noise_multiplier=noise, steps=steps, insecure_seed=next(seeds), sampling=sampling,
-            batch_size=batch_size, optimizer=lambda p: torch.optim.SGD(p, lr=lr),
-            scheduler=None, average=None, target_delta=1e-5, **options,
-        )  # fmt: skip
+            noise_multiplier=noise,
+            steps=steps,
+            batch_size=batch_size,
+            target_delta=1e-5,
+            **options,
+            options=PrivacyOptions(sampling=sampling),
+            training=TrainingOptions(
+                insecure_seed=next(seeds),
+                optimizer=lambda p: torch.optim.SGD(p, lr=lr),
+                scheduler=None,
+                average=None,
+            ),
+        )
 
     return make
 

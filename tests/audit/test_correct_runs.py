@@ -10,7 +10,7 @@ from torch import nn
 from clipless import losses
 from clipless import nn as lip
 from clipless.audit import audit_training, orthogonal_canaries
-from clipless.training import Trainer
+from clipless.training import Trainer, TrainingOptions
 from tests.audit.broken import background, table_trainer, tokens
 from tests.audit.nominal import nominal_epsilons  # noqa: F401
 
@@ -62,9 +62,13 @@ def network(seed, observed="releases"):
             lip.SpectralLinear(32, 4),
         )  # fmt: skip
         return Trainer(
-            model, losses.CrossEntropy(tau=8.0), target_epsilon=3.0, batch_size=100, steps=30,
-            insecure_seed=seed,
-        )  # fmt: skip
+            model,
+            losses.CrossEntropy(tau=8.0),
+            target_epsilon=3.0,
+            batch_size=100,
+            steps=30,
+            training=TrainingOptions(insecure_seed=seed),
+        )
 
     generator = torch.Generator().manual_seed(seed)
     data = (

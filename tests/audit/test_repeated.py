@@ -1,5 +1,6 @@
 """Bounds from many runs: their coverage, and what is refused."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -98,7 +99,7 @@ def test_a_rate_that_depends_on_the_size_is_refused():
 
     def by_batch_size(size):
         trainer = make(size)
-        trainer._options["sampling"] = "poisson"
+        trainer._options = dataclasses.replace(trainer._options, sampling="poisson")
         return trainer
 
     with pytest.raises(ValueError, match="same rate"):

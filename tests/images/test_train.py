@@ -10,7 +10,7 @@ from clipless import losses
 from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.images import ImageRule, build_network, train_images
 from clipless.privacy import FullBatch, Ledger, Mechanism, Relation
-from clipless.robustness import attack_certificates, certified_accuracy
+from clipless.robustness import AttackOptions, attack_certificates, certified_accuracy
 from clipless.statistics import PrivateRows
 from tests.images.small import striped
 
@@ -85,7 +85,10 @@ def test_certificates_hold_in_pixels():
     assert found.accuracies[0] > 0.9
     assert found.accuracies[1] > 0.5
     assert (
-        attack_certificates(result.model, test[:20], steps=10, restarts=2, ladder=()).broken == ()
+        attack_certificates(
+            result.model, test[:20], attack=AttackOptions(steps=10, restarts=2, ladder=())
+        ).broken
+        == ()
     )
 
 

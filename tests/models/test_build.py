@@ -8,7 +8,8 @@ import torch
 import clipless
 from clipless import losses, models
 from clipless import nn as lip
-from clipless.training import LayerAdam, Trainer
+from clipless.privacy import PrivacyOptions
+from clipless.training import LayerAdam, Trainer, TrainingOptions
 from tests.models.small import DEFAULT, config
 
 
@@ -99,13 +100,15 @@ def test_a_few_private_steps_lower_the_loss(name):
         criterion,
         noise_multiplier=0.01,
         target_delta=1e-4,
-        sampling="full_batch",
         batch_size=64,
         steps=12,
-        optimizer=lambda parameters: LayerAdam(parameters, lr=0.02),
-        average=None,
-        accountant="rdp",
-        progress=False,
+        options=PrivacyOptions(sampling="full_batch"),
+        training=TrainingOptions(
+            optimizer=lambda parameters: LayerAdam(parameters, lr=0.02),
+            average=None,
+            accountant="rdp",
+            progress=False,
+        ),
     )
     before = trainer.evaluate(data)["loss"]
     trainer.fit(data)
@@ -118,9 +121,15 @@ def test_one_output_trains_as_binary_logit():
     x = torch.randn(200, 4)
     y = (x[:, 0] > 0).float()
     trainer = Trainer(
-        model, losses.BinaryCrossEntropy(tau=20.0), noise_multiplier=0.1, target_delta=1e-4,
-        sampling="full_batch", batch_size=200, steps=20, accountant="rdp", progress=False,
-    )  # fmt: skip
+        model,
+        losses.BinaryCrossEntropy(tau=20.0),
+        noise_multiplier=0.1,
+        target_delta=1e-4,
+        batch_size=200,
+        steps=20,
+        options=PrivacyOptions(sampling="full_batch"),
+        training=TrainingOptions(accountant="rdp", progress=False),
+    )
     trainer.fit((x, y))
     assert ((trainer.predict(x)[:, 0] > 0) == (y > 0)).float().mean() > 0.85
 

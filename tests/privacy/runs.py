@@ -1,12 +1,22 @@
 """Small private runs that several test files use."""
 
+import dataclasses
+import inspect
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
-from clipless.privacy import Ledger, Relation, RenyiFilter
+from clipless.privacy import (
+    BatchOptions,
+    Ledger,
+    PrivacyOptions,
+    PrivateLoader,
+    Relation,
+    RenyiFilter,
+)
 
 
 def mlp(classes=3):
@@ -56,6 +66,31 @@ def filtered_engine(size=100, epsilon=60.0, order=3.0):
     return PrivacyEngine(ledger=ledger)
 
 
+def privacy_options(**fields):
+    """`PrivacyOptions` from flat fields; those of `BatchOptions` go there."""
+    names = {field.name for field in dataclasses.fields(BatchOptions)} & fields.keys()
+    batches = {name: fields.pop(name) for name in names}
+    return PrivacyOptions(**fields, **({"batches": BatchOptions(**batches)} if batches else {}))
+
+
+def engine_arguments(make, given):
+    """Arguments of a method of the engine: what it does not take itself goes into `options`."""
+    own = inspect.signature(make).parameters
+    rest = {name: value for name, value in given.items() if name not in own}
+    kept = {name: value for name, value in given.items() if name in own}
+    return kept | ({"options": privacy_options(**rest)} if rest else {})
+
+
+def private_loader(data, **given):
+    """A `PrivateLoader` from flat keywords: its own, of `BatchOptions`, and of `DataLoader`."""
+    names = {field.name for field in dataclasses.fields(BatchOptions)} & given.keys()
+    batches = BatchOptions(**{name: given.pop(name) for name in names})
+    own = inspect.signature(PrivateLoader).parameters
+    reading = {name: given.pop(name) for name in given.keys() - own.keys()}
+    data = DataLoader(data, **reading) if reading else data
+    return PrivateLoader(data, batches=batches, **given)
+
+
 class Run:
     """Everything of one private run, with an ordinary training loop."""
 
@@ -80,7 +115,7 @@ class Run:
             optimizer=optimizer,
             data_loader=DataLoader(TensorDataset(*data), batch_size=batch_size),
             criterion=self.criterion,
-            **options,
+            **engine_arguments(make, options),
         )
         self._batches = iter(())
 

@@ -394,11 +394,11 @@ def test_questions_before_anything_is_private():
 def test_per_layer_coefficients_by_name():
     names = ["1.weight", "1.bias", "3.weight"]
     coefficients = {"1.weight": 1.0, "1.bias": 4.0, "3.weight": 2.0}
-    plan = Run(noise="per_layer", noise_coefficients=coefficients).engine.plan
+    plan = Run(noise=coefficients).engine.plan
     ratios = {n: plan.noise_deviations[n] / plan.sensitivities[n] for n in names}
     assert ratios["1.bias"] == pytest.approx(4 * ratios["1.weight"])
     with pytest.raises(ValueError, match="one number for each"):
-        Run(noise="per_layer", noise_coefficients={"1.weight": 1.0})
+        Run(noise={"1.weight": 1.0})
 
 
 class OnGpu(torch.Tensor):

@@ -16,7 +16,7 @@ from clipless.audit import (
 )
 from clipless.privacy import FullBatch, Ledger, Mechanism, Relation
 from clipless.report import BoundsCallback, SignalCallback
-from clipless.robustness import attack_certificates, certified_accuracy
+from clipless.robustness import AttackOptions, attack_certificates, certified_accuracy
 from tests.training.small import DATA, VALIDATION, model, trainer
 
 STATISTICS = {"column means": 30.0, "column <norms>": 50.0}
@@ -41,7 +41,9 @@ def add_evidence(folder, trained):
     """What the commands certify, audit and train add to a folder."""
     own = trained.model
     certified = certified_accuracy(own, *VALIDATION, curve_points=30)
-    broken = attack_certificates(own, VALIDATION[0][:5], restarts=1, steps=3, ladder=())
+    broken = attack_certificates(
+        own, VALIDATION[0][:5], attack=AttackOptions(restarts=1, steps=3, ladder=())
+    )
     members = membership_inference(own, DATA, VALIDATION, loss=trained.criterion)
     generator = torch.Generator().manual_seed(0)
     coins = torch.rand(40, generator=generator) < 0.5

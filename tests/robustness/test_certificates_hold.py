@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from clipless import nn as lip
-from clipless.robustness import attack_certificates, certified_radius
+from clipless.robustness import AttackOptions, attack_certificates, certified_radius
 from tests.robustness.networks import NETWORKS, binary, inputs, mlp, sphere_mlp, trained
 
 
@@ -16,7 +16,10 @@ def test_no_certificate_breaks(name, after_training):
     x = inputs(shape, scale)
     model = trained(build(), x) if after_training else build()
     result = attack_certificates(
-        model, x, steps=12, restarts=4, ladder=(1.1, 4.0, 25.0), arithmetic=torch.float32
+        model,
+        x,
+        arithmetic=torch.float32,
+        attack=AttackOptions(steps=12, restarts=4, ladder=(1.1, 4.0, 25.0)),
     )
     assert result.broken == ()
     assert result.attacked >= 35
@@ -31,7 +34,10 @@ def test_certificates_are_not_far_from_the_truth(name):
     x = inputs(shape, scale)
     model = trained(build(), x)
     result = attack_certificates(
-        model, x, radii=8 * certified_radius(model, x), steps=15, restarts=4, ladder=()
+        model,
+        x,
+        radii=8 * certified_radius(model, x),
+        attack=AttackOptions(steps=15, restarts=4, ladder=()),
     )
     assert len(result.broken) > 30
 
@@ -42,7 +48,7 @@ def test_binary_logit_without_an_axis_and_dropout():
     radii = certified_radius(model, x)
     # Dropout is off when decisions are made, so only the two layers count.
     assert torch.all(radii >= 0.99 * model.eval()(x).detach().abs())
-    assert attack_certificates(model, x, restarts=3, steps=20).broken == ()
+    assert attack_certificates(model, x, attack=AttackOptions(restarts=3, steps=20)).broken == ()
 
 
 def test_float32_costs_a_little_and_no_more():

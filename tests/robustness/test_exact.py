@@ -8,7 +8,7 @@ from torch import nn
 
 import clipless
 from clipless import nn as lip
-from clipless.robustness import attack_certificates, certified_radius, pgd_attack
+from clipless.robustness import AttackOptions, attack_certificates, certified_radius, pgd_attack
 
 
 def linear(features, classes, **options):
@@ -66,14 +66,18 @@ def test_attack_breaks_radii_that_are_too_large(classes):
     model = linear(7, classes)
     x = torch.randn(40, 7)
     radii = certified_radius(model, x)
-    assert attack_certificates(model, x, radii=1.3 * radii, restarts=3).broken == tuple(range(40))
-    assert attack_certificates(model, x, radii=1.001 * radii, restarts=3).broken == tuple(range(40))
+    assert attack_certificates(
+        model, x, radii=1.3 * radii, attack=AttackOptions(restarts=3)
+    ).broken == tuple(range(40))
+    assert attack_certificates(
+        model, x, radii=1.001 * radii, attack=AttackOptions(restarts=3)
+    ).broken == tuple(range(40))
 
 
 @pytest.mark.parametrize("classes", [1, 4])
 def test_attack_finds_the_boundary_itself(classes):
     model = linear(7, classes)
-    result = attack_certificates(model, torch.randn(40, 7), restarts=3)
+    result = attack_certificates(model, torch.randn(40, 7), attack=AttackOptions(restarts=3))
     assert result.broken == ()
     assert result.attacked == 40
     assert result.ratios.min() >= 1
@@ -91,7 +95,7 @@ def test_behind_a_guard_the_distance_is_still_exact():
     true = (x.double() @ weight).abs() / weight.norm()
     radii = certified_radius(model, x)
     assert torch.all(radii <= true)
-    result = attack_certificates(model, x, restarts=3)
+    result = attack_certificates(model, x, attack=AttackOptions(restarts=3))
     assert result.broken == ()
     # The chord is shorter than the tangent, so something is lost at large angles, little at small.
     flat = (true / x.norm(dim=1)) < 0.3
@@ -113,7 +117,9 @@ def test_input_lipschitz_is_a_change_of_units():
     torch.testing.assert_close(
         certified_radius(model, 0.25 * x, input_lipschitz=0.25), certified_radius(raw, x)
     )
-    result = attack_certificates(model, 0.25 * x, input_lipschitz=0.25, restarts=2)
+    result = attack_certificates(
+        model, 0.25 * x, input_lipschitz=0.25, attack=AttackOptions(restarts=2)
+    )
     assert result.broken == ()
     assert result.ratios.max() < 1.001
 

@@ -15,8 +15,13 @@ from torch import nn
 from clipless import losses
 from clipless import nn as lip
 from clipless.audit import TightnessCallback
-from clipless.robustness import attack_certificates, certified_accuracy, certified_radius
-from clipless.training import LayerAdam, Trainer
+from clipless.robustness import (
+    AttackOptions,
+    attack_certificates,
+    certified_accuracy,
+    certified_radius,
+)
+from clipless.training import LayerAdam, Trainer, TrainingOptions
 
 pytestmark = [
     pytest.mark.slow,
@@ -62,11 +67,12 @@ def trained():
         batch_size=BATCH_SIZE,
         steps=STEPS,
         product_clip=0.15,
-        optimizer=lambda parameters: LayerAdam(parameters, lr=0.01),
-        average=None,
-        seed=0,
-        device=DEVICE,
-        callbacks=[watch],
+        training=TrainingOptions(
+            optimizer=lambda parameters: LayerAdam(parameters, lr=0.01),
+            average=None,
+            device=DEVICE,
+            callbacks=[watch],
+        ),
     )
     trainer.fit(mnist.train)
     return trainer.model.eval(), *mnist.test, watch
@@ -75,7 +81,7 @@ def trained():
 def test_no_certificate_of_ten_thousand_breaks(trained):
     model, x, *_ = trained
     assert len(x) == 10_000
-    result = attack_certificates(model, x, ladder=(), **ATTACK)
+    result = attack_certificates(model, x, attack=AttackOptions(ladder=(), **ATTACK))
     print(result)
     assert result.broken == ()
     assert result.attacked > 9_900
@@ -83,7 +89,9 @@ def test_no_certificate_of_ten_thousand_breaks(trained):
 
 def test_the_search_finds_how_far_certificates_are_from_the_truth(trained):
     model, x, *_ = trained
-    result = attack_certificates(model, x[:100], steps=20, restarts=4, ladder=(3.0, 5.0, 8.0))
+    result = attack_certificates(
+        model, x[:100], attack=AttackOptions(steps=20, restarts=4, ladder=(3.0, 5.0, 8.0))
+    )
     print(result)
     assert result.broken == ()
     assert len(result.ratios) > 90

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from clipless import nn as lip
-from clipless.robustness import CertificateAttack, attack_certificates, pgd_attack
+from clipless.robustness import AttackOptions, CertificateAttack, attack_certificates, pgd_attack
 from tests.robustness.networks import inputs, mlp
 
 
@@ -66,7 +66,9 @@ class Clipped(nn.Module):
 def test_sees_through_gradient_clipping():
     model = Clipped()
     x = torch.randn(30, 4)
-    result = attack_certificates(model, x, restarts=1, steps=1, ladder=(3.1, 3.2))
+    result = attack_certificates(
+        model, x, attack=AttackOptions(restarts=1, steps=1, ladder=(3.1, 3.2))
+    )
     # The bound of x - 2x is 3 where the truth is 1, and the gradient start finds the truth at once.
     assert len(result.ratios) == 30
     assert result.ratios.max() < 3.1
@@ -97,7 +99,9 @@ def test_arguments():
 
 
 def test_summary():
-    result = attack_certificates(mlp(), inputs((6,), 2.0, count=10), restarts=2, steps=5)
+    result = attack_certificates(
+        mlp(), inputs((6,), 2.0, count=10), attack=AttackOptions(restarts=2, steps=5)
+    )
     assert isinstance(result, CertificateAttack)
     data = result.to_dict()
     assert data["broken"] == []

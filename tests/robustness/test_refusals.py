@@ -9,6 +9,7 @@ from torch import nn
 from clipless import nn as lip
 from clipless.errors import ConstraintError, LabelError, UnsupportedOperationError
 from clipless.robustness import (
+    AttackOptions,
     attack_certificates,
     certified_accuracy,
     certified_radius,
@@ -27,7 +28,7 @@ def test_entries_that_are_not_finite_get_nothing(build, bad):
     radii = certified_radius(model, x)
     assert radii[1] == 0
     assert torch.equal(radii[[0, 2, 3]], clean[[0, 2, 3]])
-    result = attack_certificates(model, x, restarts=2, steps=5, ladder=(1.1,))
+    result = attack_certificates(model, x, attack=AttackOptions(restarts=2, steps=5, ladder=(1.1,)))
     assert result.attacked == 3
     assert not pgd_attack(model, x, radius=100.0, restarts=2).success[1]
 
@@ -100,7 +101,7 @@ def test_a_sphere_behind_lipschitz_layers_is_understood():
         lip.SpectralLinear(4, 2),
     )  # fmt: skip
     x = torch.randn(30, 4)
-    result = attack_certificates(model, x, restarts=3, steps=20)
+    result = attack_certificates(model, x, attack=AttackOptions(restarts=3, steps=20))
     assert result.attacked == 30
     assert result.broken == ()
 
@@ -148,7 +149,7 @@ def test_arguments():
     with pytest.raises(ValueError, match="radii"):
         certified_accuracy(model, x, torch.zeros(2, dtype=torch.long), radii=(-1.0,))
     with pytest.raises(ValueError, match="inside"):
-        attack_certificates(model, x, inside=1.5)
+        attack_certificates(model, x, attack=AttackOptions(inside=1.5))
 
 
 def test_labels():
@@ -173,7 +174,7 @@ def test_the_model_is_left_alone():
     model = mlp().train()
     before = [p.clone() for p in model.parameters()]
     x = inputs((6,), 1.0, count=4)
-    attack_certificates(model, x, restarts=1, steps=2)
+    attack_certificates(model, x, attack=AttackOptions(restarts=1, steps=2))
     pgd_attack(model, x, radius=0.1, restarts=1, steps=2)
     assert model.training
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -227,7 +227,7 @@ def test_precision_and_compilation_reach_the_trainer(tmp_path):
     compiled = config(training={**SMALL["training"], "compile": True})
     full = resolved_config(compiled, load_data(compiled.data))
     options = make_trainer(full)._options
-    assert (options["compile"], options["pad"], options["precision"]) == (True, True, "float32")
+    assert (options.compile, options.batches.pad, options.precision) == (True, True, "float32")
     assert resolved_config(rounded, load_data(rounded.data)).training.pad is False
 
 

@@ -41,7 +41,7 @@ def choices_before_training(estimator, x, y, monkeypatch):
 
     def look(trainer, data):
         seen["weights"] = {k: v.clone() for k, v in trainer.model.state_dict().items()}
-        seen["options"] = (trainer._steps, trainer._batch_size, dict(trainer._options))
+        seen["options"] = (trainer._batch_size, trainer._target_delta, trainer._options)
         raise StopIteration
 
     monkeypatch.setattr(Trainer, "fit", look)

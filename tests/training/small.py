@@ -1,11 +1,14 @@
 """Small runs of the trainer that several test files use."""
 
+import dataclasses
+import inspect
+
 import torch
 
 from clipless import losses
 from clipless.ledger import read_ledger
-from clipless.training import Callback, Trainer
-from tests.privacy.runs import examples, mlp
+from clipless.training import Callback, Trainer, TrainingOptions
+from tests.privacy.runs import examples, mlp, privacy_options
 
 DATA = examples(100)
 VALIDATION = examples(50, seed=1)
@@ -22,7 +25,19 @@ def trainer(run_dir=None, **options):
     if given.get("noise_multiplier") is not None and "target_epsilon" not in options:
         del given["target_epsilon"]
     criterion = given.pop("criterion", losses.CrossEntropy(tau=4.0))
-    return Trainer(given.pop("model", None) or model(), criterion, run_dir=run_dir, **given)
+    return make_trainer(given.pop("model", None) or model(), criterion, run_dir=run_dir, **given)
+
+
+def make_trainer(model, criterion, *, kind=Trainer, **given):
+    """A trainer from flat keywords, each of which goes into the record that it belongs to."""
+    own = inspect.signature(Trainer).parameters
+    names = {field.name for field in dataclasses.fields(TrainingOptions)}
+    training = {name: given.pop(name) for name in names & given.keys()}
+    privacy = {name: given.pop(name) for name in given.keys() - own.keys()}
+    return kind(
+        model, criterion, **given, options=privacy_options(**privacy),
+        training=TrainingOptions(**training),
+    )  # fmt: skip
 
 
 def weights(trained):

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from clipless.accounting import PoissonSampling, Sampling
-from clipless.common._arguments import missing
+from clipless.common._arguments import missing, says_where
 from clipless.common._release import empty_row
 from clipless.distributed._processes import rank_and_size
 from clipless.errors import PrivacyError
+from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._batches import (
     StepSample,
     count_micro_batches,
@@ -32,13 +32,15 @@ from clipless.privacy.sampling._samplers import (
     shard,
     steps_of_one_pass,
 )
-from clipless.privacy.sampling._views import Augment, Views
+from clipless.privacy.sampling._views import Views
 from clipless.privacy.sampling._wrapping import check_distinct, check_wrappable, default_sampling
 from clipless.privacy.step import _refusals as refusals
 
 _claiming = threading.Lock()
+_USUAL: Any = ()  # for a `DataLoader` with nothing but the usual settings
 
 
+@says_where(batches=BatchOptions, data=DataLoader)
 class PrivateLoader:
     """Batches of a data set, one independent sample for every step.
 
@@ -52,17 +54,16 @@ class PrivateLoader:
     describes the batch handed out last.
 
     `data`: a tensor, a tuple of tensors or a `TensorDataset` (rows are gathered where the tensors
-    are, at once), or any map-style data set (read through a `DataLoader`, to which `num_workers`
-    and the arguments after it belong; they do not apply to tensors, `pin_memory` excepted).
-    `micro_batch_size`: steps are handed out in batches of at most this many examples;
-    `current` tells which step a batch belongs to and which batch is its last.
-    `pad`: every batch has the same number of rows, `rows`; rows that are padding are made of
-    zeros and have weight 0 in `current.weights`. Samples that do not fit are cut to a random
-    subset: `sampling.max_batch_size`, chosen by `padded_sampling` unless given, says where.
-    `augment`, `views`: the first part of every batch is augmented (see `Augment`), each
-    example `views` times; its rows follow each other, and the other parts of the batch are
-    repeated. Sizes of samples and micro-batches count examples. The views of a step are a
-    function of the sampler's key, like its sample.
+    are, at once); any map-style data set; or a `DataLoader`, whose data set is then read and
+    collated as it does, by its workers. Only how examples are chosen changes: `shuffle` and
+    `drop_last` no longer mean anything, as no sample is a remainder. Loaders that choose examples
+    in a way of their own (weighted, distributed, with replacement, streams) are refused with
+    `PrivacyError`.
+    `sampling`: how each step's sample is drawn. For a `DataLoader` it defaults to Poisson sampling
+    with the loader's batch size as expected batch size.
+    `batches`: micro-batches, padding and augmentation. With padding every batch has `rows` rows,
+    and `sampling.max_batch_size`, chosen by `padded_sampling` unless given, says where samples are
+    cut. The views of a step are a function of the sampler's key, like its sample.
     `insecure_seed`: for tests. Samples always come from the operating system's randomness
     otherwise; what is trained with these is not private, and no epsilon is printed for it.
     `rank`, `world_size`: hand out this process's part of each step's sample only; by default they
@@ -78,7 +79,7 @@ class PrivateLoader:
     Example:
         >>> data = (torch.randn(1000, 3), torch.zeros(1000))
         >>> sampling = PoissonSampling(dataset_size=1000, rate=0.1)
-        >>> loader = PrivateLoader(data, sampling=sampling, pad=True)
+        >>> loader = PrivateLoader(data, sampling=sampling, batches=BatchOptions(pad=True))
         >>> for x, y in loader:
         ...     pass
         >>> len(loader), x.shape, loader.sampling.max_batch_size
@@ -89,36 +90,35 @@ class PrivateLoader:
         self,
         data: Any,
         *,
-        sampling: Sampling,
+        sampling: Sampling | None = None,
+        batches: BatchOptions = BatchOptions(),
         steps_per_epoch: int | None = None,
-        micro_batch_size: int | None = None,
-        pad: bool = False,
-        augment: Augment | None = None,
-        views: int | None = None,
         insecure_seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,
-        num_workers: int = 0,
-        worker_init_fn: Callable[[int], None] | None = None,
-        persistent_workers: bool = False,
-        prefetch_factor: int | None = None,
-        timeout: float = 0,
-        multiprocessing_context: Any = None,
-        generator: torch.Generator | None = None,
     ) -> None:
         here = rank_and_size()
         rank = here[0] if rank is None else rank
         world_size = here[1] if world_size is None else world_size
         if not 0 <= rank < world_size:
             raise PrivacyError(f"rank={rank} is not one of world_size={world_size} processes")
+        micro_batch_size, pad = batches.micro_batch_size, bool(batches.pad)
         if micro_batch_size is not None and micro_batch_size < 1:
             raise PrivacyError(f"micro_batch_size={micro_batch_size} must be at least 1")
+        reader = data if isinstance(data, DataLoader) else DataLoader(_USUAL)
+        if data is reader:
+            batch_size = check_wrappable(data)  # whatever the sampling: some loaders are refused
+            sampling = sampling or default_sampling(data, batch_size)
+            data = data.dataset
+        if sampling is None:
+            raise PrivacyError(
+                f"without sampling=, expected a torch DataLoader, got {type(data).__name__}: its "
+                "batch size says how many examples a sample has on average. Give sampling=."
+            )
         self._sampler = IndexSampler(
             sampling=padded_sampling(sampling) if pad else sampling, insecure_seed=insecure_seed
         )
-        self._views = Views(augment=augment, views=views)
+        self._views = Views(augment=batches.augment, views=batches.views)
         self._rank, self._world_size = rank, world_size
         self._micro_batch_size, self._padded = micro_batch_size, pad
         if pad:
@@ -143,70 +143,25 @@ class PrivateLoader:
 
         read = partial(
             DataLoader,
-            num_workers=num_workers,
-            worker_init_fn=worker_init_fn,
-            persistent_workers=persistent_workers,
-            prefetch_factor=prefetch_factor,
-            timeout=timeout,
-            multiprocessing_context=multiprocessing_context,
-            generator=generator,
+            num_workers=reader.num_workers,
+            worker_init_fn=reader.worker_init_fn,
+            persistent_workers=reader.persistent_workers,
+            prefetch_factor=reader.prefetch_factor,
+            timeout=reader.timeout,
+            multiprocessing_context=reader.multiprocessing_context,
+            generator=reader.generator,
         )
         self._source = make_source(
             data,
-            collate_fn=collate_fn,
+            collate_fn=reader.collate_fn,
             rows=self._micro_batch_size if pad else None,
-            pin_memory=pin_memory,
+            pin_memory=reader.pin_memory,
             read=read,
         )
         self._check_size()
         check_distinct(data)
-        if augment is not None:
+        if batches.augment is not None:
             self._views.check(self._source.first())
-
-    @classmethod
-    def from_data_loader(
-        cls,
-        loader: DataLoader[Any],
-        *,
-        sampling: Sampling | None = None,
-        steps_per_epoch: int | None = None,
-        micro_batch_size: int | None = None,
-        pad: bool = False,
-        augment: Augment | None = None,
-        views: int | None = None,
-        insecure_seed: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-    ) -> PrivateLoader:
-        """Sample from the data set of a `DataLoader`, read and collated as that loader does.
-
-        Only how examples are chosen changes. `sampling` defaults to Poisson sampling with the
-        loader's batch size as expected batch size. `shuffle` and `drop_last` no longer mean
-        anything: no sample is a remainder. Loaders that choose examples in a way of their own
-        (weighted, distributed, with replacement, streams) are refused with `PrivacyError`.
-        """
-        batch_size = check_wrappable(loader)
-        return cls(
-            loader.dataset,
-            sampling=sampling or default_sampling(loader, batch_size),
-            steps_per_epoch=steps_per_epoch,
-            micro_batch_size=micro_batch_size,
-            pad=pad,
-            augment=augment,
-            views=views,
-            insecure_seed=insecure_seed,
-            rank=rank,
-            world_size=world_size,
-            collate_fn=loader.collate_fn,
-            pin_memory=loader.pin_memory,
-            num_workers=loader.num_workers,
-            worker_init_fn=loader.worker_init_fn,
-            persistent_workers=loader.persistent_workers,
-            prefetch_factor=loader.prefetch_factor,
-            timeout=loader.timeout,
-            multiprocessing_context=loader.multiprocessing_context,
-            generator=loader.generator,
-        )
 
     @property
     def sampling(self) -> Sampling:

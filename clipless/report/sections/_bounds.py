@@ -35,9 +35,10 @@ class BoundsCallback(Callback):
         ...     clipless.nn.BoundedInput(1.0), clipless.nn.SpectralLinear(4, 2))
         >>> x = torch.randn(100, 4)
         >>> watch = BoundsCallback()
-        >>> from clipless.training import Trainer
+        >>> from clipless.training import Trainer, TrainingOptions
         >>> trainer = Trainer(model, clipless.losses.CrossEntropy(), noise_multiplier=1.0,
-        ...                   batch_size=50, epochs=1, callbacks=[watch])
+        ...                   batch_size=50, epochs=1,
+        ...                   training=TrainingOptions(callbacks=[watch]))
         >>> _ = trainer.fit((x, (x[:, 0] > 0).long()))
         >>> [each["certificate"]["bound"] <= 1.0 for each in watch.written["end"]["parameters"]]
         [True]

@@ -26,7 +26,7 @@ from clipless.privacy import Ledger, Relation
 from clipless.statistics import PrivateRows
 from clipless.statistics._channels import fit_channels, fit_covariance
 from clipless.statistics._scaling import fit_scaling
-from clipless.training import Trainer
+from clipless.training import Trainer, TrainingOptions
 from tests.audit.neighbours import LONE, assert_replays, neighbours, records, with_record
 from tests.privacy import runs as small
 
@@ -49,9 +49,13 @@ def trained(loader, *, model=None, steps=4, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     engine = PrivacyEngine()
     model, optimizer, private = engine.make_private_with_epsilon(
-        module=model, optimizer=optimizer, data_loader=loader, criterion=criterion,
-        target_epsilon=4.0, steps=steps, **options,
-    )  # fmt: skip
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        criterion=criterion,
+        target_epsilon=4.0,
+        **small.engine_arguments(engine.make_private_with_epsilon, {"steps": steps} | options),
+    )
     taken = 0
     while taken < steps:
         for x, y in private:
@@ -176,9 +180,14 @@ def test_trainer_and_its_folder():
 
     def run(data, folder):
         trainer = Trainer(
-            mlp(), losses.CrossEntropy(tau=4.0), target_epsilon=4.0, batch_size=20, steps=3,
-            run_dir=folder, progress=False,
-        )  # fmt: skip
+            mlp(),
+            losses.CrossEntropy(tau=4.0),
+            target_epsilon=4.0,
+            batch_size=20,
+            steps=3,
+            run_dir=folder,
+            training=TrainingOptions(progress=False),
+        )
         result = trainer.fit(data, validation)
         return {
             "weights": trainer.model.state_dict(),
@@ -285,9 +294,15 @@ def test_sweep():
     def run(data):
         def train(settings, place, report):
             trainer = Trainer(
-                mlp(), losses.CrossEntropy(), target_epsilon=4.0, batch_size=20, steps=2,
-                optimizer=lambda p: torch.optim.SGD(p, lr=settings["training"]["learning_rate"]),
-            )  # fmt: skip
+                mlp(),
+                losses.CrossEntropy(),
+                target_epsilon=4.0,
+                batch_size=20,
+                steps=2,
+                training=TrainingOptions(
+                    optimizer=lambda p: torch.optim.SGD(p, lr=settings["training"]["learning_rate"])
+                ),
+            )
             found = trainer.fit(data, validation)
             report(1, found.metrics["accuracy"])
             return Outcome(

@@ -18,6 +18,7 @@ from clipless import nn as lip
 from clipless.kernels._compiled import Compiled
 from clipless.kernels._traced import join_sorted_norms
 from clipless.nn import prepare_projection
+from clipless.privacy import PrivacyOptions
 from clipless.privacy.compiled._functions import compiled_projection, guarded_losses, kept_bytes
 from clipless.training import Trainer
 from tests.privacy.compiled_runs import BACKEND, PRECISIONS, clipped, compiled
@@ -263,9 +264,13 @@ def _node(parameter):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_trainer_passes_it_on(precision):
     trainer = Trainer(
-        mlp(), losses.CrossEntropy(), noise_multiplier=1.0, batch_size=20, steps=3,
-        compile=BACKEND, precision=precision,
-    )  # fmt: skip
+        mlp(),
+        losses.CrossEntropy(),
+        noise_multiplier=1.0,
+        batch_size=20,
+        steps=3,
+        options=PrivacyOptions(compile=BACKEND, precision=precision),
+    )
     trainer.fit(examples(100), validation_data=examples(30))
     assert trainer.step == 3
     assert trainer.engine.plan.precision == precision

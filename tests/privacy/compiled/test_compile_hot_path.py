@@ -11,6 +11,7 @@ from clipless import losses
 from clipless import nn as lip
 from clipless.bounds import _shapes
 from clipless.bounds._structure import Snapshot
+from clipless.privacy import BatchOptions, PrivacyOptions
 from clipless.privacy.step._session import TrainingSession
 from clipless.training import LayerAdam, Trainer
 from tests.privacy.runs import SHAPES, Run, cnn, examples, mlp, residual
@@ -89,7 +90,12 @@ def test_views_layer_adam_and_metrics_read_nothing_back(on_a_gpu):
     with NoReading():
         run.steps(2)
     trainer = Trainer(
-        mlp(), losses.CrossEntropy(), noise_multiplier=1.0, batch_size=20, steps=4, pad=True
+        mlp(),
+        losses.CrossEntropy(),
+        noise_multiplier=1.0,
+        batch_size=20,
+        steps=4,
+        options=PrivacyOptions(batches=BatchOptions(pad=True)),
     )
     batches = []
     step = type(trainer._running).add_batch

@@ -12,9 +12,15 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from clipless.common._release import fresh_bits
 from clipless.data import Compose, RandomCrop, RandomFlip
 from clipless.errors import PrivacyError
-from clipless.privacy import FixedSizeSampling, FullBatch, PoissonSampling, PrivateLoader
+from clipless.privacy import (
+    BatchOptions,
+    FixedSizeSampling,
+    FullBatch,
+    PoissonSampling,
+    PrivateLoader,
+)
 from tests.privacy.misuse_helpers import counting_skipped_steps, refused
-from tests.privacy.runs import Run, examples
+from tests.privacy.runs import Run, examples, privacy_options, private_loader
 from tests.privacy.sampling.test_views import Mirror, jitter
 
 SIZE = 50
@@ -44,7 +50,7 @@ DATA = {
 
 def loader_of(data="columns", *, rate=0.2, seed=1, **options):
     sampling = options.pop("sampling", PoissonSampling(dataset_size=SIZE, rate=rate))
-    return PrivateLoader(DATA[data], sampling=sampling, insecure_seed=seed, **options)
+    return private_loader(DATA[data], sampling=sampling, insecure_seed=seed, **options)
 
 
 @pytest.mark.parametrize("data", DATA)
@@ -103,12 +109,14 @@ def test_an_augmentation_can_bring_its_views():
 
 def test_tensors_without_labels_and_named_tuples():
     sampling = FullBatch(dataset_size=SIZE)
-    x = next(iter(PrivateLoader(X, sampling=sampling, augment=Mirror())))
+    x = next(iter(PrivateLoader(X, sampling=sampling, batches=BatchOptions(augment=Mirror()))))
     assert x.shape == (2 * SIZE, 3)
     assert x._clipless_sample.views == 2
     Pair = collections.namedtuple("Pair", "x y")
     pairs = [Pair(each, {"label": index}) for index, each in enumerate(X)]
-    batch = next(iter(PrivateLoader(pairs, sampling=sampling, augment=Mirror())))
+    batch = next(
+        iter(PrivateLoader(pairs, sampling=sampling, batches=BatchOptions(augment=Mirror())))
+    )
     assert type(batch) is Pair
     assert batch.y["label"].equal(torch.arange(SIZE).repeat_interleave(2))
 
@@ -118,7 +126,9 @@ def test_integers_can_be_augmented():
         return batch * torch.randint(2, batch.shape, generator=generator, dtype=batch.dtype)
 
     data = torch.arange(SIZE * 3, dtype=torch.uint8).reshape(SIZE, 3)
-    loader = PrivateLoader(data, sampling=FullBatch(dataset_size=SIZE), augment=drop, views=2)
+    loader = PrivateLoader(
+        data, sampling=FullBatch(dataset_size=SIZE), batches=BatchOptions(augment=drop, views=2)
+    )
     assert next(iter(loader)).dtype == torch.uint8
 
 
@@ -285,11 +295,12 @@ def test_batches_without_inputs_in_front():
     sampling = FullBatch(dataset_size=SIZE)
     records = [{"x": each, "y": 0} for each in X]
     with refused("first part is the model's input", "dict"):
-        PrivateLoader(records, sampling=sampling, augment=jitter)
+        PrivateLoader(records, sampling=sampling, batches=BatchOptions(augment=jitter))
     words = [(each, "word") for each in X]
-    assert len(next(iter(PrivateLoader(words, sampling=sampling, augment=jitter)))[1]) == SIZE
+    loader = private_loader(words, sampling=sampling, augment=jitter)
+    assert len(next(iter(loader))[1]) == SIZE
     with refused("all parts of a batch must be tensors", "str"):
-        next(iter(PrivateLoader(words, sampling=sampling, augment=jitter, views=2)))
+        next(iter(private_loader(words, sampling=sampling, augment=jitter, views=2)))
 
 
 def test_a_private_loader_brings_its_own_augmentation():
@@ -299,7 +310,7 @@ def test_a_private_loader_brings_its_own_augmentation():
         with refused("private already", "augment"):
             run.engine.make_private(
                 module=run.model, optimizer=run.optimizer, data_loader=loader,
-                criterion=run.criterion, noise_multiplier=1.0, **options,
+                criterion=run.criterion, noise_multiplier=1.0, options=privacy_options(**options),
             )  # fmt: skip
 
 
@@ -307,7 +318,9 @@ def test_the_usual_augmentations_pass():
     images = torch.rand(SIZE, 1, 4, 4)
     for augment in (RandomFlip(), RandomCrop(padding=1), Compose(RandomFlip(), RandomCrop(1))):
         loader = PrivateLoader(
-            images, sampling=FullBatch(dataset_size=SIZE), augment=augment, views=8
+            images,
+            sampling=FullBatch(dataset_size=SIZE),
+            batches=BatchOptions(augment=augment, views=8),
         )
         assert next(iter(loader)).shape == (8 * SIZE, 1, 4, 4)
 
@@ -367,8 +380,10 @@ def test_a_data_loader_with_a_batch_getter():
         def __getitems__(self, indices):
             return [self[index] for index in indices]
 
-    loader = PrivateLoader.from_data_loader(
-        DataLoader(Together(), batch_size=10), insecure_seed=1, augment=nudge, views=2
+    loader = PrivateLoader(
+        DataLoader(Together(), batch_size=10),
+        insecure_seed=1,
+        batches=BatchOptions(augment=nudge, views=2),
     )
     assert all(len(x) == 2 * loader.current.size for x, _ in loader)
 

@@ -27,10 +27,12 @@ from torch.utils.data.distributed import DistributedSampler
 from clipless.accounting import FixedSizeSampling, FullBatch, PoissonSampling
 from clipless.common._release import fresh_bits
 from clipless.errors import PrivacyError
+from clipless.privacy import BatchOptions
 from clipless.privacy.sampling._batches import row_weights
 from clipless.privacy.sampling._collate import without_examples
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.sampling._samplers import IndexSampler
+from tests.privacy.runs import private_loader
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -87,7 +89,7 @@ def columns(size=60):
 
 def fast(size=60, **options):
     options = {"sampling": poisson(size), "insecure_seed": 0, **options}
-    return PrivateLoader(columns(size), **options)
+    return private_loader(columns(size), **options)
 
 
 def expected_schedule(loader, steps):
@@ -188,10 +190,9 @@ def test_gathered_equals_read_one_by_one():
     x, y = columns()
     gathered = PrivateLoader(TensorDataset(x, y), sampling=poisson(rate=0.05), insecure_seed=3)
     read = PrivateLoader(
-        TensorDataset(x, y),
+        DataLoader(TensorDataset(x, y), collate_fn=lambda b: _stack(b)),
         sampling=poisson(rate=0.05),
         insecure_seed=3,
-        collate_fn=lambda b: _stack(b),
     )
     for a, b in zip(gathered, read, strict=True):
         assert type(a) is type(b)
@@ -272,9 +273,8 @@ def test_empty_batches_of_a_users_collate_function():
         return {"x": x, "rows": (ragged, offsets), "count": len(examples), "kind": "train"}
 
     loader = PrivateLoader(
-        Numbered(),
+        DataLoader(Numbered(), collate_fn=collate),
         sampling=poisson(rate=0.02),
-        collate_fn=collate,
         steps_per_epoch=200,
         insecure_seed=0,
     )
@@ -304,7 +304,9 @@ def test_structures_without_an_empty_form_are_refused():
 
 
 def test_padding_is_announced_to_the_accountant():
-    loader = PrivateLoader(columns(5000), sampling=poisson(5000, 0.02), pad=True)
+    loader = PrivateLoader(
+        columns(5000), sampling=poisson(5000, 0.02), batches=BatchOptions(pad=True)
+    )
     assert loader.rows == loader.sampling.max_batch_size
     assert loader.rows % 8 == 0
     assert loader.sampling.rate == 0.02
@@ -315,7 +317,11 @@ def test_padding_is_announced_to_the_accountant():
 def test_padding_is_nobodys_data_and_no_example_is_read_twice():
     data = Lookups()
     loader = PrivateLoader(
-        data, sampling=poisson(limit=16), pad=True, insecure_seed=0, steps_per_epoch=20
+        data,
+        sampling=poisson(limit=16),
+        insecure_seed=0,
+        steps_per_epoch=20,
+        batches=BatchOptions(pad=True),
     )
     for x, y in loader:
         size = loader.current.size
@@ -330,7 +336,11 @@ def test_padding_is_nobodys_data_and_no_example_is_read_twice():
 def test_padding_of_tensors_holds_zeros():
     data = (torch.arange(1.0, 61.0), torch.ones(60, 3))
     loader = PrivateLoader(
-        data, sampling=poisson(limit=16), pad=True, insecure_seed=0, steps_per_epoch=5
+        data,
+        sampling=poisson(limit=16),
+        insecure_seed=0,
+        steps_per_epoch=5,
+        batches=BatchOptions(pad=True),
     )
     for x, y in loader:
         size = loader.current.size
@@ -343,7 +353,11 @@ def test_padding_of_tensors_holds_zeros():
 @pytest.mark.parametrize("data", [Numbered(), columns(), TensorDataset(*columns())])
 def test_empty_samples_are_all_padding(data):
     loader = PrivateLoader(
-        data, sampling=poisson(rate=0.01, limit=8), pad=True, insecure_seed=0, steps_per_epoch=100
+        data,
+        sampling=poisson(rate=0.01, limit=8),
+        insecure_seed=0,
+        steps_per_epoch=100,
+        batches=BatchOptions(pad=True),
     )
     seen = 0
     for x, _ in loader:
@@ -409,7 +423,7 @@ def test_every_epoch_is_fresh(data):
     ],
 )
 def test_an_abandoned_iteration_is_not_replayed(options):
-    loader = PrivateLoader(
+    loader = private_loader(
         Numbered(), sampling=poisson(), insecure_seed=0, steps_per_epoch=10, **options
     )
     announced = expected_schedule(loader, 20)
@@ -423,7 +437,7 @@ def test_an_abandoned_iteration_is_not_replayed(options):
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
 def test_a_superseded_iteration_cannot_go_on(options):
-    loader = PrivateLoader(
+    loader = private_loader(
         Numbered(), sampling=poisson(), insecure_seed=0, steps_per_epoch=10, **options
     )
     old = iter(loader)
@@ -450,7 +464,7 @@ def test_an_abandoned_micro_batch_gives_up_its_step():
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "prefetch_factor": 3}])
 def test_state_continues_after_the_batch_in_hand(options):
     def build():
-        return PrivateLoader(Numbered(), sampling=poisson(), steps_per_epoch=8, **options)
+        return private_loader(Numbered(), sampling=poisson(), steps_per_epoch=8, **options)
 
     loader, resumed = build(), build()
     iteration = iter(loader)
@@ -507,7 +521,10 @@ def test_samples_that_were_read_ahead_are_dropped_with_the_rest():
     one = PrivateLoader(Numbered(), sampling=poisson(rate=0.5))
     state = one.state_dict()
     expected = [one.current.indices.tolist() for _ in one]
-    other, session = PrivateLoader(Numbered(), sampling=poisson(rate=0.5), num_workers=1), Session()
+    other, session = (
+        PrivateLoader(DataLoader(Numbered(), num_workers=1), sampling=poisson(rate=0.5)),
+        Session(),
+    )
     other.begin(session, key=fresh_bits(128), repeated=state, until=100)
     found = []
     for _ in other:
@@ -563,14 +580,10 @@ def test_seeds():
 @pytest.mark.parametrize("pad", [False, True])
 def test_current_is_the_batch_in_hand_with_workers(micro_batch_size, pad):
     loader = PrivateLoader(
-        Numbered(),
+        DataLoader(Numbered(), num_workers=2, prefetch_factor=3, persistent_workers=True),
         sampling=poisson(rate=0.1),
         steps_per_epoch=12,
-        micro_batch_size=micro_batch_size,
-        pad=pad,
-        num_workers=2,
-        prefetch_factor=3,
-        persistent_workers=True,
+        batches=BatchOptions(micro_batch_size=micro_batch_size, pad=pad),
     )
     for _ in range(2):
         check_epoch(loader, loader)
@@ -578,7 +591,7 @@ def test_current_is_the_batch_in_hand_with_workers(micro_batch_size, pad):
 
 def test_workers_do_not_change_the_samples():
     def draw(**options):
-        loader = PrivateLoader(
+        loader = private_loader(
             Numbered(), sampling=poisson(rate=0.03), insecure_seed=1, steps_per_epoch=20, **options
         )
         return [held(x) for x, _ in loader]
@@ -596,7 +609,9 @@ def test_pinned_memory_is_skipped_without_a_device():
     for data in (Numbered(), columns()):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            loader = PrivateLoader(data, sampling=poisson(), pin_memory=True, insecure_seed=0)
+            loader = PrivateLoader(
+                DataLoader(data, pin_memory=True), sampling=poisson(), insecure_seed=0
+            )
             for x, _ in loader:
                 assert x.is_pinned() == torch.cuda.is_available()
 
@@ -608,10 +623,14 @@ class Broken(Numbered):
 
 def test_batches_that_the_data_set_makes_itself_cannot_be_padded():
     batch = next(
-        iter(PrivateLoader(Broken(), sampling=poisson(), insecure_seed=0, collate_fn=lambda b: b))
+        iter(private_loader(Broken(), collate_fn=lambda b: b, sampling=poisson(), insecure_seed=0))
     )
     assert batch["x"].shape[1:] == (3,)
-    loader = PrivateLoader(Broken(), sampling=poisson(), pad=True, collate_fn=lambda b: b)
+    loader = PrivateLoader(
+        DataLoader(Broken(), collate_fn=lambda b: b),
+        sampling=poisson(),
+        batches=BatchOptions(pad=True),
+    )
     with pytest.raises(PrivacyError, match="__getitems__ returned a dict"):
         next(iter(loader))
 
@@ -678,7 +697,7 @@ def test_wrapping_keeps_how_data_is_read():
 
     data = Numbered()
     wrapped = DataLoader(data, batch_size=12, shuffle=True, drop_last=True, collate_fn=collate)
-    loader = PrivateLoader.from_data_loader(wrapped, insecure_seed=0)
+    loader = PrivateLoader(wrapped, insecure_seed=0)
     assert loader.dataset is data
     assert loader.sampling == poisson(rate=0.2)
     assert loader.steps_per_epoch == 5
@@ -699,7 +718,7 @@ def test_wrapping_keeps_worker_options():
         multiprocessing_context="fork",
         generator=torch.Generator(),
     )
-    loader = PrivateLoader.from_data_loader(wrapped, steps_per_epoch=4)
+    loader = PrivateLoader(wrapped, steps_per_epoch=4)
     inner = loader._source._loader
     for name in (
         "dataset",
@@ -717,14 +736,12 @@ def test_wrapping_keeps_worker_options():
 
 def test_wrapping_defaults():
     tensors = TensorDataset(*columns())
-    assert PrivateLoader.from_data_loader(
-        DataLoader(tensors, batch_size=200)
-    ).sampling == FullBatch(dataset_size=60)
+    assert PrivateLoader(DataLoader(tensors, batch_size=200)).sampling == FullBatch(dataset_size=60)
     given = FixedSizeSampling(dataset_size=60, batch_size=6)
-    loader = PrivateLoader.from_data_loader(DataLoader(tensors, batch_size=12), sampling=given)
+    loader = PrivateLoader(DataLoader(tensors, batch_size=12), sampling=given)
     assert loader.sampling == given
     explicit = BatchSampler(RandomSampler(tensors), batch_size=6, drop_last=False)
-    loader = PrivateLoader.from_data_loader(DataLoader(tensors, batch_sampler=explicit))
+    loader = PrivateLoader(DataLoader(tensors, batch_sampler=explicit))
     assert loader.sampling == poisson(rate=0.1)
 
 
@@ -792,7 +809,7 @@ NUMBERS = TensorDataset(torch.arange(60))
 )
 def test_loaders_with_another_distribution_are_refused(loader, message):
     with pytest.raises(PrivacyError, match=message):
-        PrivateLoader.from_data_loader(loader())
+        PrivateLoader(loader())
 
 
 def test_other_misuse_is_refused():
@@ -813,7 +830,7 @@ def test_other_misuse_is_refused():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_data_set_that_changed_is_refused(workers):
     data = Numbered()
-    loader = PrivateLoader(data, sampling=poisson(), num_workers=workers)
+    loader = PrivateLoader(DataLoader(data, num_workers=workers), sampling=poisson())
     iteration = iter(loader)
     next(iteration)
     data.size = 61

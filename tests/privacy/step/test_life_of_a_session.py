@@ -21,7 +21,7 @@ from tests.privacy.misuse_helpers import (
     refused_unharmed,
     weights_of,
 )
-from tests.privacy.runs import Run, examples, mlp
+from tests.privacy.runs import Run, engine_arguments, examples, mlp
 
 OVER = "belongs to a private training session that is over"
 
@@ -38,7 +38,7 @@ def make(engine, run=None, **given):
         "criterion": losses.CrossEntropy(),
         "noise_multiplier": 1.0,
     } | given
-    return engine.make_private(**options)
+    return engine.make_private(**engine_arguments(engine.make_private, options))
 
 
 def refuses_to_train(run):

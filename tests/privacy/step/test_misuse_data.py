@@ -40,7 +40,7 @@ from tests.privacy.misuse_helpers import (
     refused,
     refused_unharmed,
 )
-from tests.privacy.runs import Run, cnn, examples, mlp
+from tests.privacy.runs import Run, cnn, engine_arguments, examples, mlp
 
 
 def make(loader, **options):
@@ -50,7 +50,8 @@ def make(loader, **options):
     options.setdefault("optimizer", torch.optim.SGD(model.parameters(), lr=0.1))
     options.setdefault("noise_multiplier", 1.0)
     engine = options.pop("engine", None) or PrivacyEngine()
-    engine.make_private(module=model, data_loader=loader, **options)
+    given = engine_arguments(engine.make_private, options)
+    engine.make_private(module=model, data_loader=loader, **given)
     return engine
 
 

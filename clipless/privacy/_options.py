@@ -1,0 +1,85 @@
+"""What a private run may be asked for besides its objects and its budget: two frozen records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from clipless.accounting import Relation, Sampling
+from clipless.bounds._sensitivity import Shape
+from clipless.common._arguments import says_where
+from clipless.privacy._choices import SamplingName
+from clipless.privacy._noise import NoiseStrategy
+from clipless.privacy._precision import Precision
+from clipless.privacy.sampling._batch_options import BatchOptions
+
+
+@says_where(batches=BatchOptions)
+@dataclass(frozen=True, kw_only=True)
+class PrivacyOptions:
+    """Options of `PrivacyEngine.make_private`, `make_private_with_epsilon` and `Trainer`.
+
+    Some of these fields are also arguments of those functions (`epochs`, `sampling`, `precision`,
+    `compile`): give each in one of the two places; a value in both is refused.
+
+    Args:
+        epochs: how long training is planned to last, in passes over the data of 1/rate steps each.
+        steps: the same in steps; one of the two.
+        sampling: how batches are drawn: `"poisson"`, `"fixed_size"`, `"full_batch"`, or a
+            `Sampling`.
+        batches: how a step's sample is handed out: micro-batches, padding, augmentation.
+        relation: which data sets are neighbours: `"zero_out"`, by default (one example is
+            replaced by an empty record, which contributes nothing), except for fixed-size
+            batches, whose guarantee is for `"replace_one"`.
+        noise: how noise is shared out among parameters: `"global"`, `"per_layer"`, `"optimal"`;
+            or relative weights by parameter name, for `per_layer` with these.
+        precision: what products of activations and weights are rounded to: `"float32"`,
+            `"tf32"` (torch's flags decide where it is used; the CPU has none) or `"bfloat16"`
+            (the model is run under autocast). Rounding is covered by a slack in the
+            sensitivities, `plan.arithmetic_slack`: lower precision means more noise.
+        compile: compile the forward and backward pass, by `torch.compile` with its default
+            backend or the one named here; see `PrivacyEngine.compile`.
+        input_shape: shape of one example; by default that of the first one.
+        grad_scaler: the `torch.amp.GradScaler` in use, if any.
+        projection: leave weights unconstrained with `False`, which voids the bounds and is
+            allowed without noise only, for comparisons.
+        replay: repeat the steps that followed `resume_from`, with the same samples and noise,
+            as far as the ledger has digests of what they released. One that comes out bit for
+            bit as it did is not counted again. At the first one that does not, and after the
+            last digest, fresh samples and noise are drawn, and paid for. With False they are
+            fresh from the start.
+
+    Example:
+        >>> options = PrivacyOptions(noise="global", batches=BatchOptions(micro_batch_size=64))
+        >>> options.batches.micro_batch_size, options.precision
+        (64, 'float32')
+    """
+
+    epochs: float | None = None
+    steps: int | None = None
+    sampling: SamplingName | Sampling = "poisson"
+    batches: BatchOptions = BatchOptions()
+    relation: Relation | str | None = None
+    noise: NoiseStrategy | Mapping[str, float] = "optimal"
+    precision: Precision = "float32"
+    compile: bool | str = False
+    input_shape: Shape | None = None
+    grad_scaler: Any = None
+    projection: bool = True
+    replay: bool = True
+
+
+def with_arguments(options: PrivacyOptions, given: Mapping[str, Any]) -> PrivacyOptions:
+    """Return the options with the arguments that were given directly; None stands for not given.
+
+    What is given in both places is refused: nobody should have to know which one wins.
+    """
+    if not isinstance(options, PrivacyOptions):
+        raise TypeError(f"options must be PrivacyOptions, got {type(options).__name__}")
+    given = {name: value for name, value in given.items() if value is not None}
+    usual = {field.name: field.default for field in fields(PrivacyOptions)}
+    for name in given:
+        if getattr(options, name) != usual[name]:
+            raise ValueError(f"{name} is given twice, as an argument and in options: give it once")
+    return replace(options, **given)

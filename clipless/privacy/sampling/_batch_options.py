@@ -1,0 +1,36 @@
+"""How the sample of a step is handed out, whatever it was drawn by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clipless.privacy.sampling._views import Augment
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """Options of the batches that a step's sample is handed out as.
+
+    Args:
+        micro_batch_size: hand out each step's sample in batches of at most this many examples;
+            `PrivateLoader.current` tells which step a batch belongs to and which is its last.
+        pad: give every batch the same number of rows. Rows that are padding are made of zeros and
+            have weight 0 in `current.weights`; samples that do not fit are cut to a random subset,
+            which the accounting knows of. By default if training is compiled.
+        augment: a random change of the inputs, row by row: `augment(batch, generator=...)`
+            returns a tensor of the same shape (see `Augment`). One that is seen to mix examples is
+            refused. The first part of every batch is augmented.
+        views: how many augmented views of each example a step averages over, each a row of the
+            batch; they follow each other, and the other parts of the batch are repeated.
+            Sensitivity, noise and epsilon do not change; memory and time do. Sizes of samples and
+            micro-batches count examples.
+
+    Example:
+        >>> BatchOptions(micro_batch_size=256, pad=True)
+        BatchOptions(micro_batch_size=256, pad=True, augment=None, views=None)
+    """
+
+    micro_batch_size: int | None = None
+    pad: bool | None = None
+    augment: Augment | None = None
+    views: int | None = None
