@@ -9,8 +9,8 @@ from torch import nn
 
 from clipless import losses
 from clipless.audit import membership_inference
-from clipless.audit._features import attack_features
 from clipless.audit._logistic import fit_logistic
+from clipless.audit.membership._features import attack_features
 from tests.privacy.runs import examples, mlp
 
 

@@ -136,7 +136,7 @@ def test_training_with_a_wrong_bound_ends():
 
 
 def test_gradients_that_are_no_numbers_are_violations():
-    from clipless.audit._tightness_result import summarise
+    from clipless.audit.gradients._tightness_result import summarise
 
     norms = torch.tensor([[0.5], [math.nan]], dtype=torch.float64)
     result = summarise(norms, bounds={"w": 1.0}, whole=1.0, loss="", slack=1e-3)
@@ -147,7 +147,7 @@ def test_gradients_that_are_no_numbers_are_violations():
 
 
 def test_distribution():
-    from clipless.audit._tightness_result import EDGES, summarise
+    from clipless.audit.gradients._tightness_result import EDGES, summarise
 
     ratios = torch.tensor([0.0, 5e-5, 0.02, 0.5, 1.0, 1.0005], dtype=torch.float64)
     result = summarise(3 * ratios[:, None], bounds={"w": 3.0}, whole=3.0, loss="", slack=1e-3)

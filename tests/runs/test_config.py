@@ -5,8 +5,8 @@ import json
 import pytest
 
 from clipless.runs import ConfigError, RunConfig, recipe, recipes
-from clipless.runs._fields import parse_value, typed
-from clipless.runs._files import layered, parse_config
+from clipless.runs.config._fields import parse_value, typed
+from clipless.runs.config._files import layered, parse_config
 
 SMALL = {"data": {"name": "digits"}, "privacy": {"epsilon": 3}}
 
@@ -152,7 +152,7 @@ def test_the_mnist_recipe_builds_the_network_of_the_benchmark():
 
     import torch
 
-    from clipless.runs._parts import build_loss, build_model
+    from clipless.runs._build import build_loss, build_model
 
     folder = Path(__file__).parents[2] / "benchmarks"
     sys.path.insert(0, str(folder))

@@ -8,8 +8,8 @@ import pytest
 
 from clipless.privacy import FullBatch, Mechanism, PoissonSampling, epsilon
 from clipless.sweeps import Repetitions, SweepResult, TrialRecord, pareto_front, selection_epsilon
-from clipless.sweeps._selection import most_epsilon
 from clipless.sweeps._summary import selected, write_summary
+from clipless.sweeps.selection._cost import most_epsilon
 from tests.sweeps.worker import definition, release
 
 STEP = Mechanism(

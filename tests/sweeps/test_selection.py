@@ -18,8 +18,8 @@ from clipless.privacy import (
     epsilon,
 )
 from clipless.sweeps import Repetitions, composition_epsilon, selection_epsilon
-from clipless.sweeps._repetitions import negative_binomial_mean
-from clipless.sweeps._selection import _repeated
+from clipless.sweeps.selection._cost import _repeated
+from clipless.sweeps.selection._repetitions import negative_binomial_mean
 
 DELTA = 1e-5
 ALL = [

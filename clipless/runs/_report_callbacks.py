@@ -7,11 +7,11 @@ import contextlib
 from torch import Tensor
 
 from clipless.distributed._processes import Processes
-from clipless.runs._config import RunConfig
+from clipless.runs.config._sections import RunConfig
 from clipless.training import Callback
 
 
-def watchers(
+def report_callbacks(
     config: RunConfig, train: tuple[Tensor, Tensor], processes: Processes | None
 ) -> list[Callback]:
     """Return the callbacks, for one process or for one of several."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from clipless.common._release import fresh_bits
-from clipless.runs._fields import read_section, require
+from clipless.runs.config._fields import read_section, require
 
 Distribution = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
 

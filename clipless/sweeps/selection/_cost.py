@@ -30,7 +30,7 @@ from clipless.accounting import Accountant, History, merge, prepare, require_sup
 from clipless.accounting import _rdp as rdp
 from clipless.errors import PrivacyError
 from clipless.privacy import epsilon
-from clipless.sweeps._repetitions import Repetitions
+from clipless.sweeps.selection._repetitions import Repetitions
 
 _MOST_FOR_PLD = 12
 """Composing more distinct mechanisms takes minutes with distributions, and seconds with orders."""

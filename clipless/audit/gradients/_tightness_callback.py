@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clipless.audit._tightness import tightness
-from clipless.audit._tightness_result import NOTE, Tightness
+from clipless.audit.gradients._tightness import tightness
+from clipless.audit.gradients._tightness_result import NOTE, Tightness
 from clipless.errors import PrivacyError
+from clipless.folders import RunFile, StepLog
 from clipless.training import Callback
-from clipless.training._callbacks import _lines_until
-from clipless.training._checkpoint import replace_file
+from clipless.training._callbacks import step_log
 
 if TYPE_CHECKING:
     from clipless.training import Trainer
@@ -66,22 +64,18 @@ class TightnessCallback(Callback):
         """What this process measured: steps taken, and the result."""
         self._data, self._examples, self._seed = data, examples, seed
         self._every, self._on_violation = every, on_violation
-        self._given_path, self._path = path, None if path is None else Path(path)
+        self._given_path = path
+        self._log: StepLog | None = None
         self._measured: int | None = None
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Begin the file, or go back to where the run goes on; measure if nothing is there."""
-        if self._given_path is None:
-            folder = trainer.run_dir
-            self._path = None if folder is None else folder / "tightness.jsonl"
+        self._log = step_log(RunFile.TIGHTNESS, trainer.run_dir, self._given_path)
         self.results = [each for each in self.results if each[0] <= trainer.step and trainer.step]
         self._measured = self.results[-1][0] if self.results else None
-        if self._path is not None:
-            header = {"kind": "header", "format": "clipless-tightness", "version": 1, "note": NOTE}
-            kept = _lines_until(self._path, trainer.step) if trainer.step else []
-            lines = [json.dumps(header), *kept]
-            replace_file(self._path, "".join(f"{line}\n" for line in lines).encode())
-            self._measured = int(json.loads(kept[-1])["step"]) if kept else None
+        if self._log is not None:
+            kept = self._log.begin(note=NOTE, step=trainer.step or -1)
+            self._measured = int(kept[-1]["step"]) if kept else None
         if self._measured is None:
             self._measure(trainer)
 
@@ -112,10 +106,9 @@ class TightnessCallback(Callback):
         )
         self._measured = trainer.step
         self.results.append((trainer.step, result))
-        if self._path is not None:
+        if self._log is not None:
             line = {"kind": "tightness", "step": trainer.step, "epoch": trainer.epoch}
-            with self._path.open("a") as file:
-                file.write(json.dumps({**line, **result.to_dict()}) + "\n")
+            self._log.append({**line, **result.to_dict()})
         if result.violations:
             self._object(result.violations, trainer.step)
 

@@ -18,11 +18,11 @@ from clipless.nn import ClipGradient, FollowQuantile
 from clipless.privacy import default_delta
 from clipless.privacy._choices import named_sampling
 from clipless.privacy.sampling._samplers import steps_of_one_pass
-from clipless.runs._config import Choice, RunConfig, TrainingConfig
-from clipless.runs._data import RunData
-from clipless.runs._errors import ConfigError
-from clipless.runs._fields import listed, refuse_unknown, typed
-from clipless.runs._kinds import SCATTERING, TABULAR, default_model
+from clipless.runs._model_kinds import SCATTERING, TABULAR, default_model
+from clipless.runs.config._errors import ConfigError
+from clipless.runs.config._fields import listed, refuse_unknown, typed
+from clipless.runs.config._sections import Choice, RunConfig, TrainingConfig
+from clipless.runs.data._load import RunData
 from clipless.training import LayerAdam
 
 LOSSES: dict[str, type[losses.Loss]] = {

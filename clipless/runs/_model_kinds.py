@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, Literal
 
-from clipless.runs._config import PrivacyConfig, RunConfig, TrainingConfig
-from clipless.runs._data import RunData
-from clipless.runs._errors import ConfigError
+from clipless.runs.config._errors import ConfigError
+from clipless.runs.config._sections import PrivacyConfig, RunConfig, TrainingConfig
+from clipless.runs.data._load import RunData
 
 Kind = Literal["network", "tabular", "scattering"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, default_collate
 
-from clipless.audit._tightness_result import Tightness, summarise
+from clipless.audit.gradients._tightness_result import Tightness, summarise
 from clipless.bounds import SensitivityReport, sensitivity
 from clipless.bounds._sensitivity import unwrap
 from clipless.losses import Loss

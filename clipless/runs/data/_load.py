@@ -21,9 +21,9 @@ from clipless.data import (
     split_rows,
 )
 from clipless.data._cells import parse_cell
-from clipless.runs._arrays import read_arrays
-from clipless.runs._config import DataConfig
-from clipless.runs._errors import ConfigError
+from clipless.runs.config._errors import ConfigError
+from clipless.runs.config._sections import DataConfig
+from clipless.runs.data._arrays import read_arrays
 
 Kind = Literal["images", "vectors", "table"]
 PIXELS = "pixels from 0 to 1"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
-from clipless.runs._errors import ConfigError
-from clipless.runs._files import parse_config
+from clipless.runs.config._errors import ConfigError
+from clipless.runs.config._files import parse_config
 
 
 def recipes() -> tuple[str, ...]:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from clipless.audit._canaries import Examples
-from clipless.audit._features import Features, attack_features
 from clipless.audit._logistic import fit_logistic
-from clipless.audit._membership_result import AttackOutcome, LowRate, MembershipResult
 from clipless.audit._statistics import Estimate, auroc, clopper_pearson, require_confidence
+from clipless.audit.membership._features import Features, attack_features
+from clipless.audit.membership._result import AttackOutcome, LowRate, MembershipResult
 from clipless.losses import Loss
 
 Shadow = tuple[nn.Module, Examples, Examples]

@@ -12,13 +12,13 @@ from clipless.common._arguments import missing
 from clipless.errors import PrivacyError
 from clipless.privacy import Mechanism
 from clipless.sweeps._records import PlainHistory, TrialRecord
-from clipless.sweeps._selection import (
+from clipless.sweeps._training import spent_in
+from clipless.sweeps.selection._cost import (
     SelectionCost,
     composition_epsilon,
     most_epsilon,
     selection_epsilon,
 )
-from clipless.sweeps._training import spent_in
 
 if TYPE_CHECKING:
     from clipless.sweeps._result import SweepResult

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from clipless.common._malformed import MALFORMED, reason
+from clipless.folders._layout import CheckpointFile
+from clipless.folders._writing import sync_directory, write_file
 
-_MANIFEST = "manifest.json"
+_MANIFEST = CheckpointFile.MANIFEST
 _FORMAT, _VERSION = "clipless-checkpoint", 1
 _NAME = re.compile(r"(\d{6,})-step-(\d{8,})")
 
@@ -127,28 +129,3 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, bytes]:
             raise UnreadableCheckpointError(f"{folder / name} was damaged: its digest differs")
         files[name] = data
     return files
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a new file and wait until it is on the disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Put `data` in the place of a file, in one operation."""
-    unfinished = path.with_name(f".unfinished-{path.name}")
-    write_file(unfinished, data)
-    unfinished.replace(path)
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Put the names in a directory on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

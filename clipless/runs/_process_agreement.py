@@ -1,4 +1,4 @@
-"""The processes that make one run together; most often there is only this one."""
+"""What the processes of one run agree on: folder, data, configuration; often there is only one."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 from clipless.distributed._processes import Processes, processes_present
 from clipless.errors import CliplessError
-from clipless.runs._config import RunConfig
-from clipless.runs._errors import ConfigError
-from clipless.runs._kinds import kind_of
+from clipless.runs._model_kinds import kind_of
+from clipless.runs.config._errors import ConfigError
+from clipless.runs.config._sections import RunConfig
 from clipless.training._processes import join_torchrun
 
 Value = TypeVar("Value")
 
 
-class Together:
+class RunProcesses:
     """Joins the processes of `torchrun`, if there are any. All of them call the same methods.
 
     Process 0 decides, reads and writes the run folder, and speaks; where one fails, all do.

@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
-from clipless.runs._fields import NOTHING, read_section, refuse_unknown, require
-from clipless.runs._files import read_config_file
+from clipless.common._malformed import MALFORMED, reason
+from clipless.folders import RunFile, RunFolder, RunFolderError
+from clipless.runs.config._fields import NOTHING, read_section, refuse_unknown, require
+from clipless.runs.config._files import read_config_file
 
 Task = Literal["classification", "regression"]
 
@@ -288,3 +290,13 @@ def _plain(section: Any) -> dict[str, Any]:
         each.name: list(data[each.name]) if isinstance(data[each.name], tuple) else data[each.name]
         for each in fields(section)
     }
+
+
+def stored_config(folder: RunFolder) -> RunConfig:
+    """Return the configuration that a run folder was made with."""
+    fields = folder.read_json(RunFile.CONFIG)
+    try:
+        return RunConfig.from_dict(fields)
+    except MALFORMED as error:
+        path = folder.file(RunFile.CONFIG)
+        raise RunFolderError(f"{path} was damaged: {reason(error)}") from error

@@ -1,4 +1,4 @@
-"""Configuration files, and layers of them: a recipe, a file, flags."""
+"""Configuration files, and layers of them: a recipe, a file, flags; later ones override."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clipless.common._malformed import MALFORMED, reason
-from clipless.runs._errors import ConfigError
+from clipless.runs.config._errors import ConfigError
 
 # Of each group one key may be given; a later layer's choice replaces an earlier one's.
 _ALTERNATIVES = {"data": (("name", "file"),), "training": (("epochs", "steps"),)}

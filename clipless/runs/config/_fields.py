@@ -10,7 +10,7 @@ from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from clipless.runs._errors import ConfigError
+from clipless.runs.config._errors import ConfigError
 
 Section = TypeVar("Section")
 
