@@ -154,7 +154,7 @@ def test_the_mnist_recipe_builds_the_network_of_the_benchmark():
 
     from clipless.runs._build import build_loss, build_model
 
-    folder = Path(__file__).parents[2] / "benchmarks"
+    folder = Path(__file__).parents[3] / "benchmarks"
     sys.path.insert(0, str(folder))
     try:
         spec = importlib.util.spec_from_file_location("mnist_benchmark", folder / "mnist.py")
