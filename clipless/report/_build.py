@@ -145,7 +145,7 @@ def _ledger(files: RunFiles) -> tuple[LedgerText | None, Check]:
         raise
     except PrivacyError as error:
         message = str(error).replace(str(files.folder.ledger), RunFile.LEDGER)
-        files.problems.append(Problem(file=RunFile.LEDGER, message=message))
+        files.problems.append(Problem(file=RunFile.LEDGER.value, message=message))
         return None, Check(name=name, state="failed", detail=message)
     detail = f"The digests of all {len(text.lines)} lines fit."
     return text, Check(name=name, state="passed", detail=detail)

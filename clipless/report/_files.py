@@ -122,7 +122,9 @@ class RunFiles:
 
     def object_to(self, name: RunFile, error: Exception) -> None:
         """Note that a file does not say what it should."""
-        self.problems.append(Problem(file=name, message=f"cannot be used: {_describe(error)}"))
+        self.problems.append(
+            Problem(file=name.value, message=f"cannot be used: {_describe(error)}")
+        )
 
     def _bytes(self, name: RunFile) -> bytes | None:
         try:
@@ -130,7 +132,7 @@ class RunFiles:
         except FileNotFoundError:
             if name in _OPTIONAL:
                 what, how = _OPTIONAL[name]
-                self.missing.append(Missing(file=name, what=what, how=how))
+                self.missing.append(Missing(file=name.value, what=what, how=how))
         except OSError as error:
             self.object_to(name, error)
         return None
