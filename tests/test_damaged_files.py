@@ -12,15 +12,15 @@ from safetensors import safe_open
 
 from clipless.data import DataFileError, read_idx
 from clipless.errors import CliplessError, DamagedFileError, LedgerError
+from clipless.folders import StepLog
 from clipless.ledger import read_ledger
 from clipless.ledger._format import _DIGEST_MARK, _digest
 from clipless.privacy import Plan
 from clipless.runs import open_run
-from clipless.runs._arrays import read_arrays
-from clipless.runs._files import read_config_file
+from clipless.runs.config._files import read_config_file
+from clipless.runs.data._arrays import read_arrays
 from clipless.sklearn import CliplessClassifier, load
-from clipless.training._callbacks import _lines_until
-from clipless.training._run_folder import RunFolder, SavedRun
+from clipless.training._run_folder import SavedRun, TrainerFolder
 from tests.cli.shell import here
 from tests.damage import RAW, damaged, damaged_bytes
 
@@ -141,7 +141,7 @@ def test_estimators(tmp_path):
 
 def test_checkpoints_of_another_making(run, monkeypatch):
     """Whole by their digests, but their contents are none of ours."""
-    folder = RunFolder(run, keep=2)
+    folder = TrainerFolder(run, keep=2)
     files = folder.checkpoints.newest()
     SavedRun(files)
     for name in ("state.json", "optimizer.json", "weights.safetensors", "state.safetensors"):
@@ -182,7 +182,7 @@ def test_metrics_that_were_damaged_are_left_out(tmp_path):
     good = ['{"kind": "step", "step": 1}', '{"kind": "epoch", "step": 2, "loss": 0.3}']
     bad = ['{"kind": "step"}', '{"step": 1}', "[]", "1", "{", '{"kind": "step", "step": "x"}']
     path.write_text("\n".join([bad[0], good[0], *bad, good[1], '{"kind": "step", "step": 9}']))
-    assert _lines_until(path, 5) == good
+    assert StepLog(path, kind="metrics").lines_until(5) == [json.loads(line) for line in good]
 
 
 @pytest.mark.parametrize("ending", ["toml", "yaml", "json"])

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("room", ["clipless.accounting", "clipless.ledger"])
-def test_costs_and_books_need_no_torch(room):
+@pytest.mark.parametrize("room", ["clipless.accounting", "clipless.folders", "clipless.ledger"])
+def test_costs_books_and_folders_need_no_torch(room):
     code = f"import sys, {room}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,9 +1,6 @@
 """Attacks on what this library claims: on its bounds, on epsilon, and on trained models."""
 
-from clipless.audit._attack import AttackResult, attack_bounds, class_labels, gaussian_targets
 from clipless.audit._canaries import draw_coins, insert_canaries, orthogonal_canaries
-from clipless.audit._membership import membership_inference
-from clipless.audit._membership_result import AttackOutcome, LowRate, MembershipResult
 from clipless.audit._one_run import (
     default_guesses,
     one_run_audit,
@@ -13,11 +10,19 @@ from clipless.audit._one_run import (
 from clipless.audit._repeated import audit_repeated_training, distinguishing_audit
 from clipless.audit._result import AuditResult, OneRunResult, RepeatedResult
 from clipless.audit._statistics import Estimate
-from clipless.audit._tightness import tightness
-from clipless.audit._tightness_callback import TightnessCallback
-from clipless.audit._tightness_result import ParameterTightness, Tightness
 from clipless.audit._training import audit_training
 from clipless.audit._watch import ReleaseScores
+from clipless.audit.gradients._attack import (
+    AttackResult,
+    attack_bounds,
+    class_labels,
+    gaussian_targets,
+)
+from clipless.audit.gradients._tightness import tightness
+from clipless.audit.gradients._tightness_callback import TightnessCallback
+from clipless.audit.gradients._tightness_result import ParameterTightness, Tightness
+from clipless.audit.membership._inference import membership_inference
+from clipless.audit.membership._result import AttackOutcome, LowRate, MembershipResult
 from clipless.audit.replaying._empty import Emptied, empty
 from clipless.audit.replaying._replay import Recording, record, replay
 from clipless.audit.replaying._result import ReplayedQuery, ReplayResult

@@ -10,17 +10,15 @@ from rich.text import Text
 
 from clipless import privacy
 from clipless.accounting import Accountant, Sampling
-from clipless.cli._words import meaning, summary
+from clipless.cli._epsilon_meaning import meaning, summary
 from clipless.common._arguments import missing
 from clipless.errors import BudgetExhaustedError
-from clipless.ledger import read_ledger
+from clipless.folders import RunFile, RunFolder, RunFolderError
 from clipless.privacy import Mechanism
 from clipless.privacy._choices import named_sampling, relation_for
 from clipless.privacy._report import _RELATIONS, describe_accountant, describe_sampling
 from clipless.privacy.sampling._samplers import steps_of_one_pass, validate_sampling
-from clipless.runs._errors import ConfigError, RunFolderError
-from clipless.runs._folder import LEDGER
-from clipless.runs._open import read_plan
+from clipless.runs.config._errors import ConfigError
 
 _POINTS = 10
 
@@ -143,10 +141,11 @@ def answer_of_numbers(
 
 def answer_of_run(folder: Path) -> Answer:
     """Read what a run has spent."""
-    plan = read_plan(folder)
-    if not (folder / LEDGER).is_file():
-        raise RunFolderError(f"{folder} has no {LEDGER}: what it has spent is not known")
-    counts = read_ledger(folder / LEDGER).counts()
+    run = RunFolder.open(folder)
+    plan = run.read_plan().plan
+    if not run.has(RunFile.LEDGER):
+        raise RunFolderError(f"{folder} has no {RunFile.LEDGER}: what it has spent is not known")
+    counts = run.read_ledger().counts()
     history = tuple(counts.items())
     cost = privacy.epsilon(history, plan.delta, accountant=plan.accountant)
     steps = counts.pop(plan.mechanism, 0)

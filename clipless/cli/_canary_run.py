@@ -10,9 +10,9 @@ import torch
 from clipless import models
 from clipless.audit import OneRunResult, audit_training, orthogonal_canaries
 from clipless.privacy import FixedSizeSampling
-from clipless.runs._errors import ConfigError
-from clipless.runs._parts import targets_for
+from clipless.runs._build import targets_for
 from clipless.runs._trainer import make_trainer
+from clipless.runs.config._errors import ConfigError
 from clipless.training import Trainer
 
 if TYPE_CHECKING:

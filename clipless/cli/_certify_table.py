@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clipless.runs._errors import ConfigError
 from clipless.runs._tabular import as_table
+from clipless.runs.config._errors import ConfigError
 
 if TYPE_CHECKING:
     from clipless.runs import Run, RunData

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clipless.runs._errors import RunFolderError
+from clipless.folders import RunFile, RunFolder, RunFolderError
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on the standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.", hidden=True)]
@@ -30,9 +30,7 @@ Root = Annotated[
 
 def require_run(folder: Path) -> None:
     """Refuse what is no run folder before anything heavy is loaded."""
-    if not folder.is_dir():
-        raise RunFolderError(f"there is no folder {folder}")
-    if not (folder / "config.json").is_file():
+    if not RunFolder.open(folder).has(RunFile.CONFIG):
         raise RunFolderError(
             f"{folder} has no config.json: it is no folder of clipless train, or not whole"
         )
@@ -40,6 +38,6 @@ def require_run(folder: Path) -> None:
 
 def is_run(text: str) -> bool:
     """Whether an argument that may also be a name is the folder of a run, whole or not."""
-    path = Path(text)
-    marks = ("config.json", "plan.json", "ledger.jsonl")
-    return path.is_dir() and ("/" in text or any((path / name).exists() for name in marks))
+    folder = RunFolder(text)
+    marks = (RunFile.CONFIG, RunFile.PLAN, RunFile.LEDGER)
+    return folder.path.is_dir() and ("/" in text or any(map(folder.has, marks)))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from clipless.runs._plain import plain
+from clipless.folders import json_data
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -31,7 +31,7 @@ def error_console() -> Console:
 def emit(data: Mapping[str, Any], *shown: RenderableType, json: bool) -> None:
     """Write a result: one JSON object, or what people read, and nothing else."""
     if json:
-        print(json_module.dumps(plain(data), indent=2))
+        print(json_module.dumps(json_data(data), indent=2))
         return
     from rich.text import Text
 

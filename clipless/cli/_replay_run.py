@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipless.audit import ReplayResult, empty, record
+from clipless.folders import RunFolder
 from clipless.runs import TrainedRun, train_run
-from clipless.runs._config import RunConfig
-from clipless.runs._together import Together
+from clipless.runs._process_agreement import RunProcesses
 from clipless.runs._train import train_on
+from clipless.runs.config._sections import RunConfig
 
 if TYPE_CHECKING:
     from clipless.runs import Run, RunData
@@ -43,7 +44,7 @@ def replay_run(run: Run, data: RunData, *, records: int, steps: int) -> Replays:
 
     def train(examples: Any, folder: Path) -> dict[str, Any]:
         part = replace(data, train=examples)
-        return _public(train_on(config, part, folder, False, False, (), Together()))
+        return _public(train_on(config, part, RunFolder(folder), False, False, (), RunProcesses()))
 
     recording = record(train, pair, with_folder=True)
     results = []

@@ -12,7 +12,7 @@ from clipless.common._arguments import missing
 from clipless.images._rule import ImageRule
 from clipless.images._train import TrainedImages, train_images
 from clipless.runs import ConfigError, RunConfig, RunData, load_data, recipe, recipes
-from clipless.runs._fields import refuse_unknown, typed
+from clipless.runs.config._fields import refuse_unknown, typed
 
 SCATTERING = "scattering"
 """The name of these classifiers among the models of a configuration."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from clipless import __version__
 from clipless.common._arguments import missing
+from clipless.folders import RunFolder
 from clipless.images._model import build_network
 from clipless.images._recipes import SCATTERING, rule_of
-from clipless.images._train import TrainedImages, train_images
+from clipless.images._train import train_images
 from clipless.privacy import default_delta
 from clipless.runs import Choice, ConfigError, RunConfig, RunData, TrainedRun
-from clipless.runs import _folder as folders
-from clipless.training._checkpoint import replace_file
 
 
 def resolved_images(config: RunConfig, data: RunData) -> RunConfig:
@@ -37,13 +33,14 @@ def resolved_images(config: RunConfig, data: RunData) -> RunConfig:
 
 
 def train_images_run(
-    config: RunConfig, data: RunData, folder: Path, *, resume: bool, progress: bool | None
+    config: RunConfig, data: RunData, folder: RunFolder, *, resume: bool, progress: bool | None
 ) -> TrainedRun:
     """Train by a resolved configuration and keep ledger, plan and weights in the folder."""
     if resume:
         raise ConfigError(
             f"images by {SCATTERING} are trained in one go and keep no checkpoints: the run in "
-            f"{folder} cannot go on. Train anew in another folder; what its ledger counts is spent."
+            f"{folder.path} cannot go on. Train anew in another folder; what its ledger counts is "
+            "spent."
         )
     if config.privacy.epsilon is None:
         raise missing("epsilon")
@@ -56,14 +53,17 @@ def train_images_run(
         epsilon=config.privacy.epsilon,
         delta=config.privacy.delta,
         rule=rule_of(config, examples=data.size),
-        ledger=folder / folders.LEDGER,
+        ledger=folder.ledger,
         progress=bool(progress),
     )
-    replace_file(folder / folders.WEIGHTS, _weights(trained.model))
-    replace_file(folder / folders.PLAN, _plan(trained))
+    digest = folder.write_weights(_weights(trained.model))
+    plan = trained.privacy.plan
+    if plan is None:
+        raise missing("plan")
+    folder.write_plan(plan.to_dict(), belongs_to={"dataset_size": plan.sampling.dataset_size})
     test, expected = (part.to(device) for part in data.test)
     return TrainedRun(
-        folder=folder,
+        folder=folder.path,
         epsilon=trained.privacy.epsilon,
         delta=trained.privacy.delta,
         steps=trained.steps,
@@ -71,21 +71,21 @@ def train_images_run(
         seconds=trained.seconds,
         metrics={"accuracy": trained.accuracy(test, expected)},
         averaged=True,
-        weights_sha256=folders.file_digest(folder / folders.WEIGHTS),
+        weights_sha256=digest,
         resumed_from=None,
         report=None,
     )
 
 
 def open_images(
-    folder: Path, config: RunConfig, *, input_shape: tuple[int, int, int], classes: int
+    folder: RunFolder, config: RunConfig, *, input_shape: tuple[int, int, int], classes: int
 ) -> nn.Sequential:
     """Rebuild the network of a finished run from its resolved configuration and weights."""
     import safetensors.torch
 
     rule = rule_of(config, examples=1)  # a resolved configuration leaves nothing to the rule
     network = build_network(rule, input_shape=input_shape, classes=classes)
-    weights = safetensors.torch.load((folder / folders.WEIGHTS).read_bytes())
+    weights = safetensors.torch.load(folder.read_weights())
     extra = {k: v for k, v in network.state_dict().items() if not isinstance(v, Tensor)}
     network.load_state_dict({**extra, **weights})
     return network.eval()
@@ -96,17 +96,3 @@ def _weights(network: nn.Sequential) -> bytes:
 
     state = {k: v.cpu() for k, v in network.state_dict().items() if isinstance(v, Tensor)}
     return safetensors.torch.save(state)
-
-
-def _plan(trained: TrainedImages) -> bytes:
-    plan = trained.privacy.plan
-    if plan is None:
-        raise missing("plan")
-    fields = {
-        "format": "clipless-run",
-        "version": 1,
-        "plan": plan.to_dict(),
-        "belongs_to": {"dataset_size": plan.sampling.dataset_size},
-        "written_by": {"clipless": __version__},
-    }
-    return (json.dumps(fields, indent=2) + "\n").encode()

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from clipless.common._malformed import MALFORMED
 from clipless.errors import PrivacyError
+from clipless.folders import CheckpointFacts, RunFile, RunFolder, json_data
 from clipless.ledger import LedgerInUseError, LedgerText, read_closed_ledger, timestamp
 from clipless.privacy import Plan
-from clipless.report._errors import ReportError
-from clipless.report._files import Problem, RunFiles, plain
+from clipless.report._files import Problem, RunFiles
 from clipless.report._report import RunReport
 from clipless.report._timeline import Timeline, timeline
 from clipless.report.sections import _evidence
 from clipless.report.sections._checks import (
     Check,
-    CheckpointFacts,
     as_said,
     checks,
-    newest_checkpoint,
     nothing_lost,
     same_ledger,
 )
@@ -59,34 +56,33 @@ def build(run_dir: str | os.PathLike[str]) -> RunReport:
         'environment.json'
     """
     files = RunFiles(run_dir)
-    folder = files.folder
     described = files.plan()
-    plan = _plan(described, folder)
+    plan = described.plan
     facts = _checkpoint(files)
     text, ledger = _ledger(files)
     found = None if text is None else timeline(text)
     done = [ledger]
-    metrics = files.lines("metrics.jsonl", kind="epoch")
+    metrics = files.lines(RunFile.METRICS, kind="epoch")
     spent: Spending | None = None
     if text is not None and found is not None:
         spent = _spent(found, plan, done, text)
         done += _traces(text, found, facts, metrics)
-    outcome = _without_format(files.json("result.json"))
-    configuration = _without_format(files.json("config.json"))
+    outcome = _without_format(files.json(RunFile.RESULT))
+    configuration = _without_format(files.json(RunFile.CONFIG))
     if spent is not None and outcome is not None:
         done += as_said(spent, outcome.get("epsilon"))
     cost = Cost(plan)
     counted = found if spent is not None and not _voided(done) else None
-    epochs = _take(files, "metrics.jsonl", lambda: training(metrics or (), counted, cost))
-    bounds = files.json("bounds.json")
-    rests = _take(files, "bounds.json", lambda: foundations(plan, bounds))
+    epochs = _take(files, RunFile.METRICS, lambda: training(metrics or (), counted, cost))
+    bounds = files.json(RunFile.BOUNDS)
+    rests = _take(files, RunFile.BOUNDS, lambda: foundations(plan, bounds))
     rests = rests or foundations(plan, None)
     parts = _measured(files)
     further = certificates_hold(rests), bounds_hold(parts["tightness"])
     done += [check for check in (*further, not_contradicted(parts["audit"])) if check is not None]
     trusted = spent is not None and not _voided(done)
     return RunReport(
-        run=folder.resolve().name,
+        run=files.folder.path.resolve().name,
         written=timestamp(),
         claim=claim(
             plan,
@@ -101,9 +97,9 @@ def build(run_dir: str | os.PathLike[str]) -> RunReport:
         training=epochs,
         outcome=outcome,
         configuration=configuration,
-        belongs_to=plain(described.get("belongs_to") or {}),
-        environment=_without_format(files.json("environment.json"))
-        or plain(described.get("written_by") or {}),
+        belongs_to=json_data(described.belongs_to),
+        environment=_without_format(files.json(RunFile.ENVIRONMENT))
+        or json_data(described.written_by),
         missing=tuple(files.missing),
         problems=tuple(files.problems),
         **parts,
@@ -118,12 +114,14 @@ def write_report(run_dir: str | os.PathLike[str]) -> RunReport:
     them.
     """
     report = build(run_dir)
-    for private in (False, True):
-        name = "report-private" if private else "report"
-        report.write_json(Path(run_dir) / f"{name}.json", private=private)
-        report.write_html(Path(run_dir) / f"{name}.html", private=private)
-        for ending in ("json", "html") if private else ():
-            (Path(run_dir) / f"{name}.{ending}").chmod(0o600)
+    folder = RunFolder(run_dir)
+    report.write_json(folder.file(RunFile.REPORT_JSON))
+    report.write_html(folder.file(RunFile.REPORT_HTML))
+    private = folder.file(RunFile.PRIVATE_REPORT_JSON), folder.file(RunFile.PRIVATE_REPORT_HTML)
+    report.write_json(private[0], private=True)
+    report.write_html(private[1], private=True)
+    for path in private:
+        path.chmod(0o600)
     return report
 
 
@@ -131,33 +129,23 @@ def _voided(done: Sequence[Check]) -> bool:
     return any(check.failed and check.voids for check in done)
 
 
-def _plan(described: Mapping[str, Any], folder: Path) -> Plan:
-    try:
-        return Plan.from_dict(described["plan"])
-    except MALFORMED as error:
-        raise ReportError(
-            f"{folder / 'plan.json'} holds no plan that can be used: {error}. It says what the run "
-            "is about, so restore it from a backup."
-        ) from error
-
-
 def _checkpoint(files: RunFiles) -> CheckpointFacts | None:
     try:
-        return newest_checkpoint(files.folder)
+        return files.folder.newest_checkpoint()
     except (OSError, *MALFORMED) as error:
-        files.object_to("checkpoints", error)
+        files.object_to(RunFile.CHECKPOINTS, error)
         return None
 
 
 def _ledger(files: RunFiles) -> tuple[LedgerText | None, Check]:
     name = "The ledger is whole"
     try:
-        text = read_closed_ledger(files.folder / "ledger.jsonl")
+        text = read_closed_ledger(files.folder.ledger)
     except LedgerInUseError:
         raise
     except PrivacyError as error:
-        message = str(error).replace(str(files.folder / "ledger.jsonl"), "ledger.jsonl")
-        files.problems.append(Problem(file="ledger.jsonl", message=message))
+        message = str(error).replace(str(files.folder.ledger), RunFile.LEDGER)
+        files.problems.append(Problem(file=RunFile.LEDGER.value, message=message))
         return None, Check(name=name, state="failed", detail=message)
     detail = f"The digests of all {len(text.lines)} lines fit."
     return text, Check(name=name, state="passed", detail=detail)
@@ -188,7 +176,7 @@ def _traces(
     """Compare the ledger with what else the run has left behind."""
     seen = {"the last checkpoint": 0 if facts is None else facts.step}
     steps = [line.get("step") for line in metrics or ()]
-    seen["metrics.jsonl"] = max((step for step in steps if isinstance(step, int)), default=0)
+    seen[RunFile.METRICS] = max((step for step in steps if isinstance(step, int)), default=0)
     where = max(seen, key=lambda name: seen[name])
     done = [nothing_lost(found, seen[where], where)] if seen[where] else []
     return done if facts is None else [*done, same_ledger(text, facts)]
@@ -196,24 +184,24 @@ def _traces(
 
 def _measured(files: RunFiles) -> dict[str, Any]:
     """What other callbacks and commands have written, in the form that the page shows."""
-    signal = files.lines("signal.jsonl", kind="signal")
-    tightness = files.lines("tightness.jsonl", kind="tightness")
-    robustness, audit = files.json("robustness.json"), files.json("audit.json")
+    signal = files.lines(RunFile.SIGNAL, kind="signal")
+    tightness = files.lines(RunFile.TIGHTNESS, kind="tightness")
+    robustness, audit = files.json(RunFile.ROBUSTNESS), files.json(RunFile.AUDIT)
     return {
-        "signal": _take(files, "signal.jsonl", lambda: _evidence.signal(signal or ())),
-        "tightness": _take(files, "tightness.jsonl", lambda: _evidence.tightness(tightness or ())),
+        "signal": _take(files, RunFile.SIGNAL, lambda: _evidence.signal(signal or ())),
+        "tightness": _take(files, RunFile.TIGHTNESS, lambda: _evidence.tightness(tightness or ())),
         "robustness": _take(
             files,
-            "robustness.json",
+            RunFile.ROBUSTNESS,
             lambda: None if robustness is None else _evidence.robustness(robustness),
         ),
         "audit": _take(
-            files, "audit.json", lambda: None if audit is None else _evidence.audit(audit)
+            files, RunFile.AUDIT, lambda: None if audit is None else _evidence.audit(audit)
         ),
     }
 
 
-def _take(files: RunFiles, name: str, read: Callable[[], _T]) -> _T | None:
+def _take(files: RunFiles, name: RunFile, read: Callable[[], _T]) -> _T | None:
     """Return what a file says, or note that its contents are not what they should be."""
     try:
         return read()

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from clipless.folders import RunFile
+
 PUBLIC_PARTS = {
     "run": "the name of the folder",
     "written": "the time of writing",
@@ -34,7 +36,14 @@ PRIVATE_PARTS = {
     "configuration": "with its seeds",
 }
 PUBLIC_FILES = frozenset(
-    ("plan.json", "ledger.jsonl", "bounds.json", "signal.jsonl", "config.json", "environment.json")
+    (
+        RunFile.PLAN,
+        RunFile.LEDGER,
+        RunFile.BOUNDS,
+        RunFile.SIGNAL,
+        RunFile.CONFIG,
+        RunFile.ENVIRONMENT,
+    )
 )
 """Files whose absence and damage the public page speaks of; messages about others stay private."""
 
@@ -53,7 +62,7 @@ class Section:
     title: str
     heading: str
     mark: str | None = None
-    files: tuple[str, ...] = ()
+    files: tuple[RunFile, ...] = ()
 
 
 PUBLIC_SECTIONS = (
@@ -63,7 +72,7 @@ PUBLIC_SECTIONS = (
         title="What it rests on",
         heading="What it rests on",
         mark="proved or recomputed: safe to pass on",
-        files=("bounds.json",),
+        files=(RunFile.BOUNDS,),
     ),
     Section(
         name="epsilon",
@@ -76,15 +85,15 @@ PUBLIC_SECTIONS = (
         title="Signal and noise",
         heading="Signal and noise",
         mark="computed from released quantities: covered by the guarantee",
-        files=("signal.jsonl",),
+        files=(RunFile.SIGNAL,),
     ),
     Section(
         name="configuration",
         title="Configuration",
         heading="Configuration",
-        files=("config.json",),
+        files=(RunFile.CONFIG,),
     ),
-    Section(name="versions", title="Versions", heading="Versions", files=("environment.json",)),
+    Section(name="versions", title="Versions", heading="Versions", files=(RunFile.ENVIRONMENT,)),
     Section(name="reproduce", title="Reproduce", heading="How to reproduce"),
 )
 PRIVATE_SECTIONS = (
@@ -99,7 +108,7 @@ PRIVATE_SECTIONS = (
         title="Training",
         heading="Training",
         mark=_TRAINING,
-        files=("metrics.jsonl", "result.json"),
+        files=(RunFile.METRICS, RunFile.RESULT),
     ),
     Section(
         name="front", title="Privacy and utility", heading="Privacy and utility", mark=_TRAINING
@@ -109,21 +118,21 @@ PRIVATE_SECTIONS = (
         title="Tightness",
         heading="Tightness of the bounds",
         mark=_TRAINING,
-        files=("tightness.jsonl",),
+        files=(RunFile.TIGHTNESS,),
     ),
     Section(
         name="robustness",
         title="Robustness",
         heading="Certified robustness",
         mark=_GIVEN,
-        files=("robustness.json",),
+        files=(RunFile.ROBUSTNESS,),
     ),
     Section(
         name="audit",
         title="Audits",
         heading="Audits: attacks on this claim",
         mark=_TRAINING,
-        files=("audit.json",),
+        files=(RunFile.AUDIT,),
     ),
     Section(
         name="settings",

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clipless.report._files import Missing, Problem, plain
+from clipless.folders import json_data, replace_file
+from clipless.report._files import Missing, Problem
 from clipless.report._pages import PRIVATE_PARTS, PUBLIC_FILES, PUBLIC_PARTS, without_seeds
 from clipless.report.sections._checks import Check
 from clipless.report.sections._claim import Claim
 from clipless.report.sections._foundations import Foundations
 from clipless.report.sections._spending import Spending
 from clipless.report.sections._training import Training
-from clipless.training._checkpoint import replace_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class RunReport:
 
         What is not finite becomes null.
         """
-        every = plain(asdict(self))
+        every = json_data(asdict(self))
         parts = PRIVATE_PARTS if private else PUBLIC_PARTS
         kind = "clipless-report-private" if private else "clipless-report"
         found = {"format": kind, "version": 2, "sound": self.sound}
@@ -70,7 +70,7 @@ class RunReport:
         if not private:
             found["configuration"] = without_seeds(every["configuration"])
             checks += self._objection()
-        return {**found, "checks": plain([asdict(each) for each in checks])}
+        return {**found, "checks": json_data([asdict(each) for each in checks])}
 
     def _objection(self) -> list[Check]:
         """What the public page says if private data speak against the claim: that they do.

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from clipless.common._arguments import missing
+from clipless.folders import RunFile, StepLog
 from clipless.privacy.step._hooks import SessionHook
 from clipless.training import Callback
-from clipless.training._callbacks import _lines_until
-from clipless.training._checkpoint import replace_file
+from clipless.training._callbacks import step_log
 
 if TYPE_CHECKING:
     from clipless.privacy import Plan
@@ -62,21 +60,17 @@ class SignalCallback(Callback):
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.results: list[dict[str, Any]] = []
         """What this process estimated, one entry an epoch."""
-        self._given_path, self._path = path, None if path is None else Path(path)
+        self._given_path = path
+        self._log: StepLog | None = None
         self._handle: Any = None
         self._plan: Plan | None = None
         self._forget()
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Begin the file, or go back to where the run goes on, and watch what is released."""
-        if self._given_path is None:
-            folder = trainer.run_dir
-            self._path = None if folder is None else folder / "signal.jsonl"
-        if self._path is not None:
-            header = {"kind": "header", "format": "clipless-signal", "version": 1, "note": NOTE}
-            kept = _lines_until(self._path, trainer.step) if trainer.step else []
-            lines = [json.dumps(header), *kept]
-            replace_file(self._path, "".join(f"{line}\n" for line in lines).encode())
+        self._log = step_log(RunFile.SIGNAL, trainer.run_dir, self._given_path)
+        if self._log is not None:
+            self._log.begin(note=NOTE, step=trainer.step or -1)
         self.results = [each for each in self.results if each["step"] <= trainer.step]
         self._forget()
         self._parameters = dict(trainer.engine.session.model.named_parameters())
@@ -92,9 +86,8 @@ class SignalCallback(Callback):
         line |= {"steps": self._steps, "parameters": self._summary()}
         self._forget()
         self.results.append(line)
-        if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+        if self._log is not None:
+            self._log.append(line)
 
     def on_fit_end(self, trainer: Trainer) -> None:
         """Stop watching."""

@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING
 from clipless.common._lazy import lazy
 
 if TYPE_CHECKING:
-    from clipless.runs._config import Choice, DataConfig, PrivacyConfig, RunConfig, TrainingConfig
-    from clipless.runs._data import RunData, load_data
-    from clipless.runs._errors import ConfigError, RunFolderError
+    from clipless.folders import RunFolderError
     from clipless.runs._open import Run, open_run
-    from clipless.runs._recipes import recipe, recipes
     from clipless.runs._result import TrainedRun
     from clipless.runs._train import train_run
+    from clipless.runs.config._errors import ConfigError
+    from clipless.runs.config._recipes import recipe, recipes
+    from clipless.runs.config._sections import (
+        Choice,
+        DataConfig,
+        PrivacyConfig,
+        RunConfig,
+        TrainingConfig,
+    )
+    from clipless.runs.data._load import RunData, load_data
 
 __all__ = [
     "RunConfig",
@@ -36,15 +43,22 @@ __all__ = [
 
 if not TYPE_CHECKING:
     _HOMES = {
-        "_config": ("Choice", "DataConfig", "PrivacyConfig", "RunConfig", "TrainingConfig"),
-        "_data": ("RunData", "load_data"),
-        "_errors": ("ConfigError", "RunFolderError"),
+        "config._sections": (
+            "Choice",
+            "DataConfig",
+            "PrivacyConfig",
+            "RunConfig",
+            "TrainingConfig",
+        ),
+        "data._load": ("RunData", "load_data"),
+        "config._errors": ("ConfigError",),
         "_open": ("Run", "open_run"),
-        "_recipes": ("recipe", "recipes"),
+        "config._recipes": ("recipe", "recipes"),
         "_result": ("TrainedRun",),
         "_train": ("train_run",),
     }
     __getattr__, __dir__ = lazy(
         __name__,
-        {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names},
+        {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
+        | {"RunFolderError": "clipless.folders"},
     )

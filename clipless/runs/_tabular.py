@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Collection
@@ -14,20 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clipless import __version__
 from clipless.bounds import clip_products
 from clipless.common._arguments import missing
 from clipless.errors import CliplessError
+from clipless.folders import RunFile, RunFolder
 from clipless.losses import Loss
 from clipless.privacy import default_delta
-from clipless.runs import _folder
-from clipless.runs._config import Choice, RunConfig
-from clipless.runs._data import RunData
-from clipless.runs._errors import ConfigError
-from clipless.runs._fields import refuse_unknown, typed
-from clipless.runs._kinds import TABULAR
+from clipless.runs._model_kinds import TABULAR
 from clipless.runs._result import TrainedRun
-from clipless.training._checkpoint import replace_file
+from clipless.runs.config._errors import ConfigError
+from clipless.runs.config._fields import refuse_unknown, typed
+from clipless.runs.config._sections import Choice, RunConfig
+from clipless.runs.data._load import RunData
 
 if TYPE_CHECKING:
     from clipless.sklearn import CliplessClassifier, CliplessRegressor, TabularRule
@@ -62,22 +59,23 @@ def resolved_tabular(config: RunConfig, data: RunData) -> RunConfig:
 
 
 def train_tabular(
-    config: RunConfig, data: RunData, folder: Path, *, resume: bool, progress: bool | None
+    config: RunConfig, data: RunData, folder: RunFolder, *, resume: bool, progress: bool | None
 ) -> TrainedRun:
     """Fit the estimator and keep it in the folder."""
     from clipless.sklearn import TabularRule
 
     if resume:
         raise ConfigError(
-            f"tables are trained in one go and keep no checkpoints: the run in {folder} cannot go "
-            "on. Train anew in another folder; what this one's ledger counts is spent as well."
+            f"tables are trained in one go and keep no checkpoints: the run in {folder.path} "
+            "cannot go on. Train anew in another folder; what this one's ledger counts is spent as "
+            "well."
         )
     begun = time.monotonic()
     estimator = make_estimator(
         config,
         classes=data.labels,
         rule=TabularRule(**config.model.settings),
-        ledger=folder / _folder.LEDGER,
+        ledger=folder.ledger,
         progress=sys.stderr.isatty() if progress is None else progress,
     )
     features, target = (as_table(part) for part in data.train)
@@ -88,11 +86,12 @@ def train_tabular(
     except ValueError as error:
         raise ConfigError(str(error)) from error
     seconds = time.monotonic() - begun
-    estimator.save(folder / _folder.WEIGHTS)
-    _write_plan(estimator, folder)
+    estimator.save(folder.file(RunFile.WEIGHTS))
     report = estimator.privacy_
+    belongs_to = {"dataset_size": report.plan.sampling.dataset_size}
+    folder.write_plan(report.plan.to_dict(), belongs_to=belongs_to)
     return TrainedRun(
-        folder=folder,
+        folder=folder.path,
         epsilon=report.epsilon,
         delta=report.delta,
         steps=estimator.n_iter_,
@@ -100,7 +99,7 @@ def train_tabular(
         seconds=seconds,
         metrics=measure(estimator, *(as_table(part) for part in data.test)),
         averaged=True,
-        weights_sha256=_folder.file_digest(folder / _folder.WEIGHTS),
+        weights_sha256=folder.weights_digest(),
         resumed_from=None,
         report=None,
     )
@@ -209,14 +208,3 @@ def encoded(estimator: Any, features: Any, target: Any) -> tuple[Tensor, Tensor]
         return inputs[rows], estimator._target(values)
     known, places = class_places(estimator, target)
     return inputs[torch.from_numpy(known)], estimator._target(torch.from_numpy(places[known]))
-
-
-def _write_plan(estimator: Any, folder: Path) -> None:
-    fields = {
-        "format": "clipless-run",
-        "version": 1,
-        "plan": estimator.privacy_.plan.to_dict(),
-        "belongs_to": {"dataset_size": estimator.privacy_.plan.sampling.dataset_size},
-        "written_by": {"clipless": __version__},
-    }
-    replace_file(folder / _folder.PLAN, (json.dumps(fields, indent=2) + "\n").encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,21 +14,20 @@ from torch import Tensor
 
 from clipless.common._release import fresh_bits
 from clipless.errors import CliplessError
-from clipless.ledger import read_ledger
-from clipless.runs import _folder, _parts
-from clipless.runs._config import RunConfig
-from clipless.runs._data import RunData, load_data
-from clipless.runs._digests import check_digests, data_digests, write_digests
-from clipless.runs._errors import ConfigError
-from clipless.runs._folder import write_json
-from clipless.runs._kinds import default_model, kind_of, refuse_foreign
+from clipless.folders import RunFile, RunFolder
+from clipless.runs import _build
+from clipless.runs._environment import environment
+from clipless.runs._model_kinds import default_model, kind_of, refuse_foreign
+from clipless.runs._process_agreement import RunProcesses
+from clipless.runs._report_callbacks import report_callbacks
 from clipless.runs._result import TrainedRun
 from clipless.runs._tabular import resolved_tabular, train_tabular
-from clipless.runs._together import Together
 from clipless.runs._trainer import make_trainer
-from clipless.runs._watchers import watchers
+from clipless.runs.config._errors import ConfigError
+from clipless.runs.config._sections import RunConfig, stored_config
+from clipless.runs.data._digests import check_digests, data_digests, write_digests
+from clipless.runs.data._load import RunData, load_data
 from clipless.training import Callback, FitResult, Trainer
-from clipless.training._checkpoint import replace_file
 from clipless.training._state import to_bytes
 
 # Where things are may change between the parts of a run; what they are may not.
@@ -76,51 +74,53 @@ def train_run(
         >>> run.steps, run.stopped, sorted(run.metrics)
         (3, 'finished', ['accuracy', 'loss'])
     """
-    together = Together()
-    folder = Path(out)
-    together.from_first(lambda: _check_place(folder, resume=resume))
-    shown = progress if together.first else False
+    group = RunProcesses()
+    folder = RunFolder(out)
+    group.from_first(lambda: _check_place(folder, resume=resume))
+    shown = progress if group.first else False
 
     def read() -> tuple[RunData, RunConfig]:
         data = load_data(config.data, progress=shown)
         return data, resolved_config(config, data)
 
-    data, full = together.in_turns(read)
+    data, full = group.in_turns(read)
     digests = data_digests(data)
-    together.require_same(full, digests)
-    together.from_first(lambda: _begin(folder, full, digests, resume=resume))
+    group.require_same(full, digests)
+    group.from_first(lambda: _begin(folder, full, digests, resume=resume))
     try:
-        run = train_on(full, data, folder, resume, shown, callbacks, together)
+        run = train_on(full, data, folder, resume, shown, callbacks, group)
     except BaseException:
-        if together.first and not resume:
-            _clear(folder)
+        if group.first and not resume and not folder.has_spent():
+            folder.discard()
         raise
 
     def finish() -> TrainedRun:
-        write_json(folder, _folder.RESULT, run.record(), kind="result")
+        folder.write_json(RunFile.RESULT, run.record())
         return replace(run, report=_report(folder)) if report else run
 
-    return together.from_first(finish)
+    return group.from_first(finish)
 
 
-def _begin(folder: Path, config: RunConfig, digests: Mapping[str, Any], *, resume: bool) -> None:
+def _begin(
+    folder: RunFolder, config: RunConfig, digests: Mapping[str, Any], *, resume: bool
+) -> None:
     """Write down what the run is, or check that it is the one that is there."""
     if resume:
         _require_same(folder, config)
         check_digests(folder, digests)
     else:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder, _folder.CONFIG, config.to_dict(), kind="config")
+        folder.create()
+        folder.write_json(RunFile.CONFIG, config.to_dict())
         write_digests(folder, digests)
     place = config.training.device or "cpu"
-    write_json(folder, _folder.ENVIRONMENT, _folder.environment(place), kind="environment")
+    folder.write_json(RunFile.ENVIRONMENT, environment(place))
 
 
 def resolved_config(config: RunConfig, data: RunData) -> RunConfig:
     """Return the configuration with everything filled in that was left to defaults or a rule."""
     kind = kind_of(config.model.name or default_model(data))
     if kind == "network":
-        return _parts.resolved(config, data)
+        return _build.resolved(config, data)
     refuse_foreign(config, kind)
     if kind == "tabular":
         return resolved_tabular(config, data)
@@ -132,16 +132,16 @@ def resolved_config(config: RunConfig, data: RunData) -> RunConfig:
 def train_on(
     config: RunConfig,
     data: RunData,
-    folder: Path,
+    folder: RunFolder,
     resume: bool,
     progress: bool | None,
     callbacks: Sequence[Callback],
-    together: Together,
+    group: RunProcesses,
 ) -> TrainedRun:
     """Train a resolved configuration on data that were read, by its kind."""
     kind = kind_of(config.model.name)
     if kind == "network":
-        return _train_network(config, data, folder, resume, progress, callbacks, together)
+        return _train_network(config, data, folder, resume, progress, callbacks, group)
     if callbacks:
         raise ConfigError(f"runs of the kind {kind} take no callbacks")
     if kind == "tabular":
@@ -159,11 +159,11 @@ def train_on(
 def _train_network(
     config: RunConfig,
     data: RunData,
-    folder: Path,
+    folder: RunFolder,
     resume: bool,
     progress: bool | None,
     callbacks: Sequence[Callback],
-    together: Together,
+    group: RunProcesses,
 ) -> TrainedRun:
     training = config.training
     device = torch.device(training.device or "cpu")
@@ -176,9 +176,9 @@ def _train_network(
         try:
             trainer = make_trainer(
                 config,
-                run_dir=folder,
+                run_dir=folder.path,
                 resume=resume,
-                callbacks=[*watchers(config, train, together.processes), *callbacks],
+                callbacks=[*report_callbacks(config, train, group.processes), *callbacks],
                 progress=progress,
             )
             result = trainer.fit(train, validation_data=test if training.validate else None)
@@ -186,11 +186,11 @@ def _train_network(
             raise
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        return together.from_first(lambda: _finish(trainer, result, test, folder))
+        return group.from_first(lambda: _finish(trainer, result, test, folder))
 
 
 def _finish(
-    trainer: Trainer, result: FitResult, test: tuple[Tensor, Tensor], folder: Path
+    trainer: Trainer, result: FitResult, test: tuple[Tensor, Tensor], folder: RunFolder
 ) -> TrainedRun:
     """Put the final weights, the averaged ones if there are any, beside what they cost."""
     averaged = trainer.average is not None
@@ -202,9 +202,9 @@ def _finish(
         for name, tensor in trainer.model.state_dict().items()
         if isinstance(tensor, Tensor)
     }
-    replace_file(folder / _folder.WEIGHTS, to_bytes(weights))
+    digest = folder.write_weights(to_bytes(weights))
     return TrainedRun(
-        folder=folder,
+        folder=folder.path,
         epsilon=result.epsilon,
         delta=result.delta,
         steps=result.steps,
@@ -212,7 +212,7 @@ def _finish(
         seconds=result.seconds,
         metrics=metrics,
         averaged=averaged,
-        weights_sha256=_folder.file_digest(folder / _folder.WEIGHTS),
+        weights_sha256=digest,
         resumed_from=result.resumed_from,
         report=None,
     )
@@ -222,51 +222,41 @@ def _ready(
     pair: tuple[Tensor, Tensor], config: RunConfig, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     inputs, targets = pair
-    return inputs.to(device), _parts.targets_for(config.loss, targets).to(device)
+    return inputs.to(device), _build.targets_for(config.loss, targets).to(device)
 
 
-def _report(folder: Path) -> Path | None:
+def _report(folder: RunFolder) -> Path | None:
     """Write the report; a run that is done is not undone by a page that cannot be written."""
     try:
         from clipless.report import write_report
 
-        write_report(folder)
+        write_report(folder.path)
     except (ImportError, CliplessError) as error:
         warnings.warn(f"no report was written: {error}", stacklevel=3)
         return None
-    return folder / _folder.REPORT
+    return folder.file(RunFile.REPORT_HTML)
 
 
 # --- which folder --------------------------------------------------------------------------------
 
 
-def _check_place(folder: Path, *, resume: bool) -> None:
-    holds_run = (folder / _folder.CONFIG).exists()
+def _check_place(folder: RunFolder, *, resume: bool) -> None:
+    path, holds_run = folder.path, folder.has(RunFile.CONFIG)
+    if holds_run:
+        folder.require_known_version()
     if resume and not holds_run:
-        raise ConfigError(f"{folder} holds no run to go on with: leave --resume (resume=True) out")
+        raise ConfigError(f"{path} holds no run to go on with: leave --resume (resume=True) out")
     if not resume and holds_run:
         raise ConfigError(
-            f"{folder} holds a run already. Go on with it by --resume (resume=True), or choose "
+            f"{path} holds a run already. Go on with it by --resume (resume=True), or choose "
             "another folder; a new run on the same data costs its own budget on top."
         )
-    if not resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists and is not empty: choose a new folder for the run")
+    if not resume and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path} exists and is not empty: choose a new folder for the run")
 
 
-def _clear(folder: Path) -> None:
-    """Take back what was written for a run that never began: nothing was spent."""
-    ledger = folder / _folder.LEDGER
-    if not ledger.exists() or not read_ledger(ledger).counts():
-        parts = (_folder.CONFIG, _folder.DATA, _folder.ENVIRONMENT, _folder.KEY, _folder.LEDGER)
-        for name in parts:
-            (folder / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # what else is in there stays
-            (folder / _folder.KEY).parent.rmdir()
-            folder.rmdir()
-
-
-def _require_same(folder: Path, config: RunConfig) -> None:
-    then, now = _folder.stored_config(folder).to_dict(), config.to_dict()
+def _require_same(folder: RunFolder, config: RunConfig) -> None:
+    then, now = stored_config(folder).to_dict(), config.to_dict()
     differences = [
         f"{section}.{key} was {then[section].get(key)!r}, is {now[section].get(key)!r}"
         for section in now
@@ -275,6 +265,6 @@ def _require_same(folder: Path, config: RunConfig) -> None:
     ]
     if differences:
         raise ConfigError(
-            f"the run in {folder} has another configuration: {'; '.join(differences)}. Resume it "
-            "as it was, or choose another folder."
+            f"the run in {folder.path} has another configuration: {'; '.join(differences)}. Resume "
+            "it as it was, or choose another folder."
         )

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from clipless.privacy import BatchOptions, PrivacyOptions
-from clipless.runs import _parts
-from clipless.runs._config import RunConfig
+from clipless.runs import _build as _parts
+from clipless.runs.config._sections import RunConfig
 from clipless.training import Callback, Trainer, TrainingOptions
 
 

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from clipless.sweeps._pareto import pareto_front, plot_front
     from clipless.sweeps._presets import preset, presets
     from clipless.sweeps._records import Outcome, TrialRecord
-    from clipless.sweeps._repetitions import Repetitions
     from clipless.sweeps._result import SweepResult
     from clipless.sweeps._run import read_sweep, run_sweep
-    from clipless.sweeps._selection import (
+    from clipless.sweeps._space import Choices, Range, Space
+    from clipless.sweeps._transfer import Scale, total_noise, transfer
+    from clipless.sweeps.selection._cost import (
         SelectionCost,
         composition_epsilon,
         selection_epsilon,
     )
-    from clipless.sweeps._space import Choices, Range, Space
-    from clipless.sweeps._transfer import Scale, total_noise, transfer
+    from clipless.sweeps.selection._repetitions import Repetitions
 
 __all__ = [
     "Sweep",
@@ -52,10 +52,10 @@ if not TYPE_CHECKING:
         "_pareto": ("pareto_front", "plot_front"),
         "_presets": ("preset", "presets"),
         "_records": ("Outcome", "TrialRecord"),
-        "_repetitions": ("Repetitions",),
+        "selection._repetitions": ("Repetitions",),
         "_result": ("SweepResult",),
         "_run": ("read_sweep", "run_sweep"),
-        "_selection": ("SelectionCost", "composition_epsilon", "selection_epsilon"),
+        "selection._cost": ("SelectionCost", "composition_epsilon", "selection_epsilon"),
         "_space": ("Choices", "Range", "Space"),
         "_transfer": ("Scale", "total_noise", "transfer"),
     }

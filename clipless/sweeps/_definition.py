@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from clipless.runs._errors import ConfigError
-from clipless.runs._fields import read_section, refuse_unknown, require
-from clipless.runs._files import layered, read_config_file
+from clipless.runs.config._errors import ConfigError
+from clipless.runs.config._fields import read_section, refuse_unknown, require
+from clipless.runs.config._files import layered, read_config_file
 from clipless.sweeps._presets import preset as read_preset
-from clipless.sweeps._repetitions import Repetitions, optional_repetitions
 from clipless.sweeps._space import Space, flat
+from clipless.sweeps.selection._repetitions import Repetitions, optional_repetitions
 
 _Sampler = Literal["tpe", "gp", "random"]
 _Pruner = Literal["hyperband", "none"]

@@ -13,10 +13,9 @@ from clipless.errors import PrivacyError
 from clipless.privacy import Mechanism, RenyiFilter, noise_multiplier_for
 from clipless.privacy._choices import named_sampling, relation_for
 from clipless.privacy.sampling._samplers import padded_sampling, steps_of_one_pass
-from clipless.runs import ConfigError, RunConfig, RunData, load_data
-from clipless.runs import _parts as parts
-from clipless.runs._files import layered
-from clipless.runs._kinds import default_model, kind_of
+from clipless.runs import ConfigError, RunConfig, RunData, _build, load_data
+from clipless.runs._model_kinds import default_model, kind_of
+from clipless.runs.config._files import layered
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._space import Choices, nested
 
@@ -39,7 +38,7 @@ def planned_run(config: RunConfig, data: RunData) -> tuple[Mechanism, int]:
             f"runs of the kind {kind} choose their releases by a rule of their own, which a sweep "
             "cannot foresee: leave repetitions and scale out, or name a network (model.name)"
         )
-    full = parts.resolved(config, data)
+    full = _build.resolved(config, data)
     privacy, training = full.privacy, full.training
     if training.batch_size is None:
         raise missing("batch size")

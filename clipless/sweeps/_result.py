@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 
-from clipless.runs._files import layered
+from clipless.runs.config._files import layered
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._pareto import pareto_front
 from clipless.sweeps._records import PlainHistory, State, TrialRecord
@@ -19,7 +19,7 @@ from clipless.sweeps._storage import DECLARED, DEFINITION, SLOTS
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from clipless.sweeps._selection import SelectionCost
+    from clipless.sweeps.selection._cost import SelectionCost
 
 SLOT, SETTINGS, OUTCOME, POINTS = "slot", "settings", "outcome", "points"
 SPENT, LOST, ERROR, UNWANTED = "spent", "lost_attempts", "error", "unwanted"
@@ -91,7 +91,7 @@ class SweepResult:
     @cached_property
     def selection(self) -> SelectionCost:
         """What selecting the best of these runs costs."""
-        from clipless.sweeps._judgement import judge
+        from clipless.sweeps.selection._judgement import judge
 
         return judge(self)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import optuna
 
-from clipless.runs._errors import ConfigError
 from clipless.runs._torchrun import torchrun_rank
+from clipless.runs.config._errors import ConfigError
 from clipless.sweeps import _storage as storage_of
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._records import PlainHistory, Train

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from clipless.runs._config import RunConfig
-from clipless.runs._errors import ConfigError
-from clipless.runs._fields import refuse_unknown, require
+from clipless.runs.config._errors import ConfigError
+from clipless.runs.config._fields import refuse_unknown, require
+from clipless.runs.config._sections import RunConfig
 
 if TYPE_CHECKING:
     import optuna

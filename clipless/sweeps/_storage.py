@@ -14,7 +14,8 @@ import sqlalchemy
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 
 from clipless.common._release import fresh_bits
-from clipless.runs._errors import ConfigError, RunFolderError
+from clipless.folders import RunFolderError
+from clipless.runs.config._errors import ConfigError
 from clipless.sweeps._definition import Sweep
 
 DATABASE = "sweep.db"

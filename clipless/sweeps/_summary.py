@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from clipless.runs._plain import plain
+from clipless.folders import json_data
 from clipless.sweeps._pareto import plot_front
 from clipless.sweeps._result import SweepResult
 
@@ -60,5 +60,5 @@ def selected(result: SweepResult) -> dict[str, Any]:
 
 
 def _write(path: Path, data: dict[str, Any]) -> Path:
-    path.write_text(json.dumps(plain(data), indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(json_data(data), indent=2) + "\n", encoding="utf-8")
     return path

@@ -8,10 +8,10 @@ from typing import Any
 
 import optuna
 
-from clipless.ledger import read_ledger
+from clipless.folders import RunFile, RunFolder
 from clipless.runs import ConfigError, RunConfig, load_data, open_run, train_run
-from clipless.runs._folder import CONFIG, LEDGER, stored_config
-from clipless.runs._kinds import default_model, kind_of
+from clipless.runs._model_kinds import default_model, kind_of
+from clipless.runs.config._sections import stored_config
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._planned import shrunk
 from clipless.sweeps._records import Outcome, PlainHistory, Report
@@ -98,12 +98,13 @@ def make_ready(folder: Path) -> bool:
     A run that has no ledger has spent nothing, and begins anew. One that follows a rule (tables,
     images by scattering) cannot go on: it is put aside, so that its ledger still counts.
     """
-    if not (folder / CONFIG).exists():
+    run = RunFolder(folder)
+    if not run.has(RunFile.CONFIG):
         return False
-    if not (folder / LEDGER).exists():
+    if not run.has(RunFile.LEDGER):
         shutil.rmtree(folder)
         return False
-    if kind_of(stored_config(folder).model.name) != "network":
+    if kind_of(stored_config(run).model.name) != "network":
         number = len(list(folder.parent.glob(f"{folder.name}.lost-*"))) + 1
         folder.rename(folder.with_name(f"{folder.name}.lost-{number}"))
         return False
@@ -113,13 +114,13 @@ def make_ready(folder: Path) -> bool:
 def spent_in(folder: Path) -> PlainHistory | None:
     """Return what the ledgers of a trial count, all attempts of it in this place together."""
     places = [folder, *sorted(folder.parent.glob(f"{folder.name}.lost-*"))]
-    ledgers = [place / LEDGER for place in places if (place / LEDGER).exists()]
-    if not ledgers:
+    runs = [run for run in map(RunFolder, places) if run.has(RunFile.LEDGER)]
+    if not runs:
         return None
     return [
         (mechanism.to_dict(), count)
-        for ledger in ledgers
-        for mechanism, count in read_ledger(ledger).counts().items()
+        for run in runs
+        for mechanism, count in run.read_ledger().counts().items()
     ]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from clipless.runs._files import layered
+from clipless.folders import RunFile, RunFolder
+from clipless.runs.config._files import layered
 from clipless.sweeps import _storage as storage_of
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._records import PlainHistory, Report, Train
@@ -187,4 +188,4 @@ def _earlier(system: Mapping[str, Any]) -> list[int]:
 
 def _has_ledger(place: Path) -> bool:
     places = (place, *place.parent.glob(f"{place.name}.lost-*"))
-    return any((each / "ledger.jsonl").exists() for each in places)
+    return any(RunFolder(each).has(RunFile.LEDGER) for each in places)

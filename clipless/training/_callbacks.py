@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from clipless.common._arguments import missing
-from clipless.common._malformed import MALFORMED
-from clipless.training._checkpoint import replace_file
+from clipless.folders import RunFile, RunFolder, StepLog
 
 if TYPE_CHECKING:
     from clipless.training._trainer import Trainer
@@ -69,17 +66,15 @@ class MetricsWriter(Callback):
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
         self._path, self._every = path, every
-        self._file: IO[str] | None = None
+        self._log: StepLog | None = None
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Open the file, and go back to where the run goes on."""
         if self._path is None and trainer.run_dir is None:
             raise ValueError("MetricsWriter needs a path, or a trainer with a run_dir")
-        path = Path(self._path) if self._path is not None else trainer.run_dir / "metrics.jsonl"  # type: ignore[operator]
-        header = {"kind": "header", "format": "clipless-metrics", "version": 1, "note": _NOTE}
-        lines = [json.dumps(header), *_lines_until(path, trainer.step)]
-        replace_file(path, "".join(f"{line}\n" for line in lines).encode())
-        self._file = path.open("a", buffering=1)
+        self._log = step_log(RunFile.METRICS, trainer.run_dir, self._path)
+        if self._log is not None:
+            self._log.begin(note=_NOTE, step=trainer.step)
 
     def on_step_end(self, trainer: Trainer) -> None:
         """Write a line if it is time."""
@@ -90,27 +85,19 @@ class MetricsWriter(Callback):
         """Write what the history says of the epoch."""
         self._write({"kind": "epoch", **trainer.history[-1]})
 
-    def on_fit_end(self, trainer: Trainer) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
     def _write(self, fields: dict[str, Any]) -> None:
-        if self._file is None:
-            raise missing("file")
-        self._file.write(json.dumps(fields) + "\n")
+        if self._log is None:
+            raise missing("log")
+        self._log.append(fields)
 
 
-def _lines_until(path: Path, step: int) -> list[str]:
-    """The whole lines of a file that are about steps up to `step`; damaged ones are left out."""
-    kept = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        with contextlib.suppress(*MALFORMED):
-            fields = json.loads(line)
-            if fields["kind"] != "header" and int(fields["step"]) <= step:
-                kept.append(line)
-    return kept
+def step_log(
+    name: RunFile, run_dir: Path | None, given: str | os.PathLike[str] | None
+) -> StepLog | None:
+    """Return the file that a callback writes: the one it was given, or the run folder's, if any."""
+    if given is not None:
+        return StepLog(Path(given), kind=Path(name.value).stem)
+    return None if run_dir is None else RunFolder(run_dir).log(name)
 
 
 class TensorBoardWriter(Callback):
@@ -137,7 +124,7 @@ class TensorBoardWriter(Callback):
         folder = self._folder
         if folder is None and trainer.run_dir is None:
             raise ValueError("TensorBoardWriter needs a folder, or a trainer with a run_dir")
-        place = folder if folder is not None else trainer.run_dir / "tensorboard"  # type: ignore[operator]
+        place = folder or RunFolder(trainer.run_dir or "").file(RunFile.TENSORBOARD)
         self._writer = self._make(str(place), purge_step=trainer.step + 1)
 
     def on_step_end(self, trainer: Trainer) -> None:

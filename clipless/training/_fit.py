@@ -39,7 +39,7 @@ from clipless.training._processes import (
     whole_metrics,
 )
 from clipless.training._progress import EpsilonGauge, ProgressBar
-from clipless.training._run_folder import RunFolder, SavedRun, describe
+from clipless.training._run_folder import SavedRun, TrainerFolder, describe
 
 if TYPE_CHECKING:
     from clipless.training._trainer import Trainer
@@ -52,7 +52,7 @@ class Fit:
         self._trainer, self._data, self._validation = trainer, data, validation
         self._processes = processes_present()
         self._first = self._processes is None or self._processes.first
-        self._folder: RunFolder | SharedFolder | None = None
+        self._folder: TrainerFolder | SharedFolder | None = None
         if trainer.run_dir is not None:
             self._folder = open_folder(
                 trainer.run_dir, keep=trainer._training.keep_checkpoints, processes=self._processes

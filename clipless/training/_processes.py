@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +21,9 @@ from clipless.distributed._sharded import (
     whole_optimizer_state,
 )
 from clipless.errors import PrivacyError
+from clipless.folders import RunFolder
 from clipless.training._metrics import RunningMetrics
-from clipless.training._run_folder import RunFolder, SavedRun
+from clipless.training._run_folder import SavedRun, TrainerFolder
 from clipless.training._state import generator_states, restore_generators
 
 
@@ -70,15 +70,15 @@ class SharedFolder:
 
     def __init__(self, path: str | os.PathLike[str], *, keep: int, processes: Processes) -> None:
         self._processes = processes
-        self._folder: RunFolder | None = None
-        self.ledger = Path(path) / "ledger.jsonl"
+        self._folder: TrainerFolder | None = None
+        self.ledger = RunFolder(path).ledger
         processes.from_first(lambda: self._open(path, keep))
 
     def _open(self, path: str | os.PathLike[str], keep: int) -> None:
-        self._folder = RunFolder(path, keep=keep)
+        self._folder = TrainerFolder(path, keep=keep)
 
     def saved(self, description: Mapping[str, Any], *, resume: bool) -> SavedRun | None:
-        """Return the state to go on from, in all processes; see `RunFolder.saved`."""
+        """Return the state to go on from, in all processes; see `TrainerFolder.saved`."""
 
         def read() -> SavedRun | None:
             if self._folder is None:
@@ -112,10 +112,10 @@ class SharedFolder:
 
 def open_folder(
     path: str | os.PathLike[str], *, keep: int, processes: Processes | None
-) -> RunFolder | SharedFolder:
+) -> TrainerFolder | SharedFolder:
     """The folder of a run, for one process or several."""
     if processes is None:
-        return RunFolder(path, keep=keep)
+        return TrainerFolder(path, keep=keep)
     return SharedFolder(path, keep=keep, processes=processes)
 
 

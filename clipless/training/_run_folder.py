@@ -1,14 +1,7 @@
-"""The folder of a run: what it belongs to, its ledger and its checkpoints.
-
-plan.json        the plan and what else the run rests on, to be read
-ledger.jsonl     what has been spent: the truth
-checkpoints/     the last states to go on from. Secret: they determine samples and noise.
-metrics.jsonl    loss and accuracy on the private data, which the guarantee does not cover
-"""
+"""What a trainer keeps in its run folder: the plan, and checkpoints to go on from."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,31 +14,30 @@ from torch import nn
 
 from clipless.common._malformed import MALFORMED, reason
 from clipless.errors import PrivacyError
-from clipless.ledger import read_ledger
+from clipless.folders import CheckpointFile, RunFile, RunFolder
 from clipless.training._averaging import WeightAverage
-from clipless.training._checkpoint import CheckpointStore, replace_file
 from clipless.training._state import from_files, to_bytes, to_files
 
 
-class RunFolder:
-    """One run on the disk."""
+class TrainerFolder:
+    """A run folder as a trainer uses it: begins a run, saves states, and goes on from them."""
 
     def __init__(self, path: str | os.PathLike[str], *, keep: int) -> None:
-        self.path = Path(path)
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.ledger = self.path / "ledger.jsonl"
-        self.checkpoints = CheckpointStore(self.path / "checkpoints", keep=keep)
+        self._files = RunFolder(path)
+        self._files.create()
+        self.path, self.ledger = self._files.path, self._files.ledger
+        self.checkpoints = self._files.checkpoints(keep=keep)
 
     def saved(self, description: Mapping[str, Any], *, resume: bool) -> SavedRun | None:
         """Return the state to go on from, or None for a new run; refuse what is another's."""
-        plan = self.path / "plan.json"
-        if not resume and (plan.exists() or self.checkpoints.paths()):
+        begun = self._files.has(RunFile.PLAN)
+        if not resume and (begun or self.checkpoints.paths()):
             raise PrivacyError(
                 f"{self.path} holds a run already. Resume it (resume=True), or choose a new folder."
             )
         files = self.checkpoints.newest()
         if files is None:
-            if plan.exists() and self.ledger.exists() and read_ledger(self.ledger).counts():
+            if begun and self._files.has_spent():
                 raise PrivacyError(
                     f"the run in {self.path} has taken steps, but none of its checkpoints can be "
                     "read. It cannot be continued; what it has spent stays spent."
@@ -56,7 +48,7 @@ class RunFolder:
             then = dict(saved.state["description"])
         except (*MALFORMED, SafetensorError) as error:
             raise PrivacyError(
-                f"the newest checkpoint in {self.path / 'checkpoints'} is whole, but not what this "
+                f"the newest checkpoint in {self.checkpoints.folder} is whole, but not what this "
                 f"clipless writes: {reason(error)}. Resume with the clipless that wrote it; what "
                 "the run has spent stays spent."
             ) from error
@@ -65,12 +57,8 @@ class RunFolder:
 
     def begin(self, description: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
         """Write down what the run is about."""
-        from clipless import __version__
-
-        versions = {"clipless": __version__, "torch": torch.__version__, "numpy": numpy.__version__}
-        fields = {"format": "clipless-run", "version": 1, "plan": plan}
-        fields |= {"belongs_to": description, "written_by": versions}
-        replace_file(self.path / "plan.json", (json.dumps(fields, indent=2) + "\n").encode())
+        versions = {"torch": str(torch.__version__), "numpy": numpy.__version__}
+        self._files.write_plan(plan, belongs_to=description, **versions)
 
     def save(
         self,
@@ -85,11 +73,14 @@ class RunFolder:
         """Write a checkpoint, whole or not at all."""
         tensors = {name: each for name, each in weights.items() if isinstance(each, torch.Tensor)}
         rest = {name: each for name, each in weights.items() if name not in tensors}
-        files = {"weights.safetensors": to_bytes(tensors), "ledger.jsonl": ledger.encode()}
+        files: dict[str, bytes] = {
+            CheckpointFile.WEIGHTS.value: to_bytes(tensors),
+            CheckpointFile.LEDGER.value: ledger.encode(),
+        }
         files |= to_files(optimizer, name="optimizer")
         files |= to_files({**state, "extra_weights": rest}, name="state")
         if average is not None:
-            files["average.safetensors"] = to_bytes(average)
+            files[CheckpointFile.AVERAGE.value] = to_bytes(average)
         self.checkpoints.save(files, step=step)
 
 
@@ -102,7 +93,7 @@ class SavedRun:
         self.state: dict[str, Any] = from_files(files, name="state")
         self.optimizer: dict[str, Any] = from_files(files, name="optimizer")
         self.weights: dict[str, Any] = {
-            **safetensors.torch.load(files["weights.safetensors"]),
+            **safetensors.torch.load(files[CheckpointFile.WEIGHTS.value]),
             **self.state["extra_weights"],
         }
 

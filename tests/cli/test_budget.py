@@ -5,7 +5,7 @@ import math
 import pytest
 
 from clipless import privacy
-from clipless.cli._words import best_advantage, best_detection, meaning, membership_limit
+from clipless.cli._epsilon_meaning import best_advantage, best_detection, meaning, membership_limit
 from tests.cli.shell import here, refused, shell
 
 SIZE = ("--examples", "60000", "--batch-size", "600")

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from clipless.folders import RunFolder
 from clipless.images import image_recipes, run_recipe
 from clipless.images._recipes import image_config, rule_of
 from clipless.images._run import open_images, resolved_images, train_images_run
@@ -71,10 +72,10 @@ def test_a_run_folder_can_be_opened_again(tmp_path):
     })  # fmt: skip
     full = resolved_images(config, data)
     assert RunConfig.from_dict(full.to_dict()) == full
-    run = train_images_run(full, data, tmp_path, resume=False, progress=False)
-    model = open_images(tmp_path, full, input_shape=(1, 8, 8), classes=2)
+    run = train_images_run(full, data, RunFolder(tmp_path), resume=False, progress=False)
+    model = open_images(RunFolder(tmp_path), full, input_shape=(1, 8, 8), classes=2)
     right = (model(test[0]).argmax(1) == test[1]).double().mean().item()
     assert right == run.metrics["accuracy"]
     assert (tmp_path / "ledger.jsonl").exists()
     with pytest.raises(ConfigError, match="in one go"):
-        train_images_run(full, data, tmp_path, resume=True, progress=False)
+        train_images_run(full, data, RunFolder(tmp_path), resume=True, progress=False)

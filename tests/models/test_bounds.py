@@ -10,7 +10,7 @@ import clipless
 from clipless import losses, models
 from clipless import nn as lip
 from clipless.audit import attack_bounds, class_labels, gaussian_targets
-from clipless.audit._attack import _constraints_by_name
+from clipless.audit.gradients._attack import _constraints_by_name
 from tests.bounds.architectures import linear_functional
 from tests.models.small import DEFAULT, SMALL, config
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from clipless.errors import PrivacyError
+from clipless.folders import RunFolder
 from clipless.ledger import read_ledger
 from clipless.runs import (
     ConfigError,
@@ -17,9 +18,9 @@ from clipless.runs import (
     open_run,
     train_run,
 )
-from clipless.runs._digests import check_data, data_digests
 from clipless.runs._train import resolved_config
 from clipless.runs._trainer import make_trainer
+from clipless.runs.data._digests import check_data, data_digests
 from clipless.training import Callback
 
 SMALL = {
@@ -115,13 +116,13 @@ def test_digests_of_data_are_keyed(tmp_path):
         for path in (tmp_path / name).iterdir():
             if path.is_file():
                 assert key.read_bytes() not in path.read_bytes()
-        check_data(tmp_path / name, data)
+        check_data(RunFolder(tmp_path / name), data)
     (tmp_path / "one" / "private" / "data.key").write_bytes(bytes(32))
     with pytest.raises(RunFolderError, match="of other contents"):
-        check_data(tmp_path / "one", data)
+        check_data(RunFolder(tmp_path / "one"), data)
     (tmp_path / "two" / "private" / "data.key").unlink()
     with pytest.raises(RunFolderError, match=r"data\.key cannot be read"):
-        check_data(tmp_path / "two", data)
+        check_data(RunFolder(tmp_path / "two"), data)
 
 
 def test_folders_of_before_there_were_keys_are_read(tmp_path):
@@ -129,11 +130,11 @@ def test_folders_of_before_there_were_keys_are_read(tmp_path):
     data = load_data(config().data)
     found = {"format": "clipless-data", "version": 1, **data_digests(data)}
     (tmp_path / "run" / "data.json").write_text(json.dumps(found))
-    check_data(tmp_path / "run", data)
+    check_data(RunFolder(tmp_path / "run"), data)
     found["test"]["sha256"] = "0" * 64
     (tmp_path / "run" / "data.json").write_text(json.dumps(found))
     with pytest.raises(RunFolderError, match="test data are not those"):
-        check_data(tmp_path / "run", data)
+        check_data(RunFolder(tmp_path / "run"), data)
 
 
 def test_where_things_are_may_change(tmp_path):
@@ -160,10 +161,8 @@ def test_weights_outside_their_constraints_are_refused(tmp_path):
     name = next(key for key in weights if key.endswith("weight"))
     weights[name] *= 3
     safetensors.torch.save_file(weights, path)
-    from clipless.runs._folder import file_digest
-
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    result["weights_sha256"] = file_digest(path)
+    result["weights_sha256"] = RunFolder(path.parent).weights_digest()
     (tmp_path / "run" / "result.json").write_text(json.dumps(result))
     with pytest.raises(RunFolderError, match="prove nothing"):
         open_run(tmp_path / "run")
@@ -171,7 +170,7 @@ def test_weights_outside_their_constraints_are_refused(tmp_path):
 
 def test_bounds_are_checked_while_training(tmp_path, monkeypatch):
     """A wrong bound stops the run: gradients are compared with bounds at every checkpoint."""
-    from clipless.audit import _tightness
+    from clipless.audit.gradients import _tightness
 
     right = _tightness.sensitivity
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clipless.runs import ConfigError, RunConfig, RunData
-from clipless.runs._parts import resolved
+from clipless.runs._build import resolved
 from clipless.sweeps import Choices, Range, Space, Sweep, preset, presets
 from clipless.sweeps._planned import declared_runs, example_config
 from clipless.sweeps._space import flat, nested

@@ -11,9 +11,9 @@ from pathlib import Path
 import optuna
 import pytest
 
+from clipless.folders import RunFolder
 from clipless.ledger import read_ledger
 from clipless.privacy import epsilon
-from clipless.runs._open import read_plan
 from clipless.sweeps import Sweep, read_sweep, run_sweep
 from clipless.sweeps._planned import planned_run
 from clipless.sweeps._training import TrainRun, make_ready
@@ -52,7 +52,7 @@ def test_a_run_that_is_pruned_costs_all_of_its_planned_steps(tmp_path):
     assert sum(counts.values()) == sum(count for _, count in outcome.history) == 8
     # Scores have stopped it: what its ledger counts is not the bound, the plan is.
     ((mechanism, _),) = counts.items()
-    planned = read_plan(tmp_path / "run")
+    planned = RunFolder(tmp_path / "run").read_plan().plan
     assert outcome.epsilon == epsilon([(mechanism, planned.steps)], planned.delta)
     assert epsilon(tuple(counts.items()), planned.delta) < 2.5 < outcome.epsilon <= 3.0
 

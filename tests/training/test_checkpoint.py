@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from clipless.training._checkpoint import (
+from clipless.folders._checkpoints import (
     CheckpointStore,
     UnreadableCheckpointError,
     read_checkpoint,
@@ -82,7 +82,7 @@ def test_only_the_last_are_kept(tmp_path):
 def test_a_crash_while_saving_leaves_the_earlier_ones(tmp_path, monkeypatch, stage):
     store = CheckpointStore(tmp_path, keep=1)
     store.save({"a": b"1", "b": b"1"}, step=1)
-    from clipless.training import _checkpoint
+    from clipless.folders import _checkpoints as _checkpoint
 
     class Crash(BaseException):
         pass

@@ -13,10 +13,10 @@ import warnings
 
 import pytest
 
+from clipless.folders._checkpoints import CheckpointStore, read_checkpoint
 from clipless.ledger import read_ledger
 from clipless.privacy import epsilon
 from clipless.training import Callback
-from clipless.training._checkpoint import CheckpointStore, read_checkpoint
 from clipless.training._state import from_files
 from tests.training.small import DATA, VALIDATION, counted, trainer
 

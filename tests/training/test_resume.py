@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, Dataset
 from clipless import losses
 from clipless import nn as lip
 from clipless.errors import LedgerError, PrivacyError
+from clipless.folders._checkpoints import CheckpointStore
 from clipless.privacy import epsilon
 from clipless.training import Callback, LayerAdam
-from clipless.training._checkpoint import CheckpointStore
 from tests.privacy.runs import examples
 from tests.training.ledgers import without
 from tests.training.small import (

@@ -20,7 +20,7 @@ from clipless.audit.replaying._empty import Emptied
 from clipless.audit.replaying._record import DivergedError, Recorder, Replayer, UnknownPlaceError
 from clipless.audit.replaying._result import ReplayResult
 from clipless.common._release import Watcher, watched_by
-from clipless.runs._folder import PRIVATE
+from clipless.folders import PRIVATE_NAMES
 from clipless.training._state import generator_states, restore_generators
 
 
@@ -128,7 +128,7 @@ class Recording:
                 result = self._run(data, *arguments)
             except Exception as error:
                 return _Outcome(error=error)
-            files = [public_files(each, private=PRIVATE) for each in arguments]
+            files = [public_files(each, private=PRIVATE_NAMES) for each in arguments]
             return _Outcome(result=result, files=files[0] if files else None)
 
 

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clipless.cli._epsilon_meaning import membership_limit
 from clipless.cli._exits import CheckFailedError
 from clipless.cli._options import Debug, Json, Root, RunArgument, require_run
 from clipless.cli._output import emit, note, working
-from clipless.cli._words import membership_limit
-from clipless.runs._errors import ConfigError
+from clipless.folders import RunFile, RunFolder
+from clipless.runs.config._errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,7 +70,6 @@ def audit(
     from rich.text import Text
 
     from clipless.runs import open_run
-    from clipless.runs._folder import AUDIT, write_json
 
     opened = open_run(run)
     if canaries is not None and opened.kind != "network":
@@ -126,7 +126,7 @@ def audit(
         shown += ["", _replay_table(replays)]
         shown += [f"{name}: {each.differences[0]}" for name, each in replays if each.differences]
         against += [f"with {name}, {_why(each)}" for name, each in replays if not each.passed]
-    path = write_json(opened.folder, AUDIT, {**fields, "exposed": against}, kind="audit")
+    path = RunFolder(opened.folder).write_json(RunFile.AUDIT, {**fields, "exposed": against})
     emit({**fields, "exposed": against}, *shown, json=json)
     note(f"kept: {path}; clipless report {run} puts it on the page")
     if against:

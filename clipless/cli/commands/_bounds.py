@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clipless.cli._layers import set_layer
+from clipless.cli._config_layers import set_layer
 from clipless.cli._options import Debug, Json, Settings, is_run
 from clipless.cli._output import emit, working
-from clipless.runs._errors import ConfigError
+from clipless.runs.config._errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -112,8 +112,8 @@ def _named(
 
 
 def _loss(name: str | None, settings: list[str] | None) -> Loss | float:
-    from clipless.runs._config import Choice
-    from clipless.runs._parts import build_loss, resolved_loss
+    from clipless.runs._build import build_loss, resolved_loss
+    from clipless.runs.config._sections import Choice
 
     if name is not None:
         try:

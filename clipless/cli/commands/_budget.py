@@ -11,7 +11,7 @@ import typer
 from clipless.cli._options import Debug, Json
 from clipless.cli._output import emit, note, working
 from clipless.common._arguments import missing
-from clipless.runs._errors import ConfigError
+from clipless.runs.config._errors import ConfigError
 
 
 class SamplingKind(StrEnum):
@@ -67,7 +67,7 @@ def budget(
     if run is None:
         _check(epsilon, noise_multiplier, epochs, steps, examples, batch_size, sampling)
     from clipless.cli._budget_answer import answer_of_numbers, answer_of_run
-    from clipless.cli._curve import chart, draw
+    from clipless.cli._epsilon_curve import chart, draw
 
     with working("asking the accountant"):
         if run is not None:

@@ -10,7 +10,8 @@ import typer
 from clipless.cli._exits import CheckFailedError
 from clipless.cli._options import Debug, Json, Root, RunArgument, require_run
 from clipless.cli._output import emit, note, working
-from clipless.runs._errors import ConfigError
+from clipless.folders import RunFile, RunFolder
+from clipless.runs.config._errors import ConfigError
 
 if TYPE_CHECKING:
     from clipless.runs import Run, RunData
@@ -67,7 +68,6 @@ def certify(
         raise ConfigError("--scale must be above 0 and --examples at least 1")
     require_run(run)
     from clipless.runs import open_run
-    from clipless.runs._folder import ROBUSTNESS, write_json
 
     opened = open_run(run)
     try:
@@ -90,7 +90,7 @@ def certify(
         )  # fmt: skip
         fields["attack"], broken = result.to_dict(), result.broken
         shown.append(result)
-    path = write_json(opened.folder, ROBUSTNESS, fields, kind="robustness")
+    path = RunFolder(opened.folder).write_json(RunFile.ROBUSTNESS, fields)
     emit(fields, *shown, json=json)
     note(f"kept: {path}; clipless report {run} puts it on the page")
     if broken:
@@ -132,7 +132,7 @@ def require_lipschitz(data: RunData) -> None:
 
 
 def _usual_radii(run: Run, data: RunData) -> list[float]:
-    from clipless.runs._data import PIXELS
+    from clipless.runs.data._load import PIXELS
 
     if run.tabular:
         return list(_SPREADS)

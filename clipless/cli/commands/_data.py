@@ -9,7 +9,7 @@ import typer
 
 from clipless.cli._options import Debug, Json, Root, is_run
 from clipless.cli._output import emit
-from clipless.runs._errors import ConfigError
+from clipless.runs.config._errors import ConfigError
 
 if TYPE_CHECKING:
     from clipless.data import LoadedDataset
@@ -75,13 +75,15 @@ def check(name: Name, root: Root = None, json: Json = False, debug: Debug = Fals
 def _check_run(folder: Path, root: str | None, *, json: bool) -> None:
     from dataclasses import replace
 
-    from clipless.runs._data import load_data
-    from clipless.runs._digests import check_data
-    from clipless.runs._folder import stored_config
+    from clipless.folders import RunFolder
+    from clipless.runs.config._sections import stored_config
+    from clipless.runs.data._digests import check_data
+    from clipless.runs.data._load import load_data
 
-    config = replace(stored_config(folder).data, download=False)
+    run = RunFolder.open(folder)
+    config = replace(stored_config(run).data, download=False)
     data = load_data(config if root is None else replace(config, root=root))
-    check_data(folder, data)
+    check_data(run, data)
     fields = {"run": folder, "train_size": data.size, "test_size": len(data.test[0])}
     emit({**fields, "same": True}, f"The data are those of the run in {folder}.", json=json)
 

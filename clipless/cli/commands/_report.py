@@ -9,7 +9,7 @@ import typer
 from clipless.cli._exits import CheckFailedError
 from clipless.cli._options import Debug, Json, RunArgument
 from clipless.cli._output import emit, working
-from clipless.runs._errors import RunFolderError
+from clipless.folders import RunFile, RunFolder, RunFolderError
 
 
 def report(
@@ -28,8 +28,7 @@ def report(
 
         clipless report runs/mnist
     """
-    if not run.is_dir():
-        raise RunFolderError(f"there is no folder {run}")
+    folder = RunFolder.open(run)
     from rich.text import Text
 
     from clipless.report import ReportError, write_report
@@ -40,17 +39,21 @@ def report(
     except ReportError as error:
         raise RunFolderError(str(error)) from error
     failed = [check.name for check in found.checks if check.state == "failed"]
-    fields: dict[str, Any] = {"html": run / "report.html", "json": run / "report.json"}
-    fields |= {f"private_{kind}": run / f"report-private.{kind}" for kind in ("html", "json")}
+    fields: dict[str, Any] = {
+        "html": folder.file(RunFile.REPORT_HTML),
+        "json": folder.file(RunFile.REPORT_JSON),
+        "private_html": folder.file(RunFile.PRIVATE_REPORT_HTML),
+        "private_json": folder.file(RunFile.PRIVATE_REPORT_JSON),
+    }
     fields["sound"] = found.sound
     claim = found.claim
     fields |= {"epsilon": claim.epsilon, "delta": claim.delta, "failed_checks": failed}
     stated = "no guarantee can be stated"
     if claim.epsilon is not None:
         stated = f"({claim.epsilon:.4g}, {claim.delta:g})-differential privacy"
-    where = f"Report: {run / 'report.html'}"
+    where = f"Report: {fields['html']}"
     if private:
-        where = f"Private report, not to be published: {run / 'report-private.html'}"
+        where = f"Private report, not to be published: {fields['private_html']}"
     emit(fields, Text(stated, "bold"), where, json=json)
     if not found.sound:
         reasons = ", ".join(failed) or "no guarantee can be stated"

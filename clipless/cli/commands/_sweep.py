@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clipless.cli._layers import data_layer, flag_layer, set_layer
+from clipless.cli._config_layers import data_layer, flag_layer, set_layer
 from clipless.cli._options import Debug, Json, Settings
 from clipless.cli._output import emit, note
-from clipless.runs._errors import ConfigError
-from clipless.runs._files import layered, read_config_file
+from clipless.runs.config._errors import ConfigError
+from clipless.runs.config._files import layered, read_config_file
 
 if TYPE_CHECKING:
     from clipless.sweeps import SweepResult

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clipless.cli._config_layers import data_layer, flag_layer, set_layer
 from clipless.cli._exits import ExitCode
-from clipless.cli._layers import data_layer, flag_layer, set_layer
 from clipless.cli._options import Debug, Json, Root, Settings
 from clipless.cli._output import emit, note
-from clipless.runs._config import RunConfig
-from clipless.runs._errors import ConfigError
-from clipless.runs._files import layered, read_config_file
-from clipless.runs._recipes import recipe as read_recipe
-from clipless.runs._recipes import recipes
+from clipless.folders import RunFile, RunFolder
 from clipless.runs._torchrun import is_first, restarted, torchrun_rank
+from clipless.runs.config._errors import ConfigError
+from clipless.runs.config._files import layered, read_config_file
+from clipless.runs.config._recipes import recipe as read_recipe
+from clipless.runs.config._recipes import recipes
+from clipless.runs.config._sections import RunConfig
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -124,10 +125,10 @@ def _train(
     try:
         run = train_run(config, folder, resume=resume, progress=progress, report=report)
     except KeyboardInterrupt:
-        if not is_first() or not (folder / "config.json").exists():
+        if not is_first() or not RunFolder(folder).has(RunFile.CONFIG):
             raise  # before there was anything to go on with
         note(
-            f"Interrupted. What was spent is in {folder / 'ledger.jsonl'}; nothing is lost. Go on "
+            f"Interrupted. What was spent is in {RunFolder(folder).ledger}; nothing is lost. Go on "
             f"with: clipless train --resume --out {folder}"
         )
         raise typer.Exit(ExitCode.INTERRUPTED) from None
@@ -160,9 +161,9 @@ def _decided_by_first(
     decide: Callable[[], tuple[RunConfig, Path, bool]],
 ) -> tuple[RunConfig, Path, bool]:
     """Let process 0 read files and choose a folder: others may have none, or see it too late."""
-    from clipless.runs._together import Together
+    from clipless.runs._process_agreement import RunProcesses
 
-    return Together().from_first(decide)
+    return RunProcesses().from_first(decide)
 
 
 def _is_restart(out: Path | None) -> bool:
@@ -174,14 +175,14 @@ def _is_restart(out: Path | None) -> bool:
             "torchrun has started its processes again, and without --out they would begin a second "
             "run. Go on with the first one: clipless train --resume --out RUN"
         )
-    return (out / "config.json").exists()
+    return RunFolder(out).has(RunFile.CONFIG)
 
 
 def _stored(folder: Path | None) -> dict[str, Any]:
     """The configuration in a run folder, without loading torch for it."""
     if folder is None:
         raise ConfigError("--resume needs --out: the folder of the run to go on with")
-    path = folder / "config.json"
+    path = RunFolder(folder).file(RunFile.CONFIG)
     if not path.is_file():
         raise ConfigError(f"{folder} holds no run to go on with: leave --resume out")
     data = read_config_file(path)

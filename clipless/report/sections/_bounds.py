@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from clipless.bounds import sensitivity
 from clipless.common._malformed import MALFORMED
-from clipless.report._files import plain
+from clipless.folders import RunFile, RunFolder, json_data, replace_file
 from clipless.training import Callback
-from clipless.training._checkpoint import replace_file
 
 if TYPE_CHECKING:
     from clipless.training import Trainer
@@ -53,7 +52,7 @@ class BoundsCallback(Callback):
         """Write down what is proved before the first step; a resumed run keeps what is there."""
         if self._given_path is None:
             folder = trainer.run_dir
-            self._path = None if folder is None else folder / "bounds.json"
+            self._path = None if folder is None else RunFolder(folder).file(RunFile.BOUNDS)
         if trainer.step and self._path is not None:
             with contextlib.suppress(OSError, *MALFORMED):  # a damaged file is written anew
                 self.written = dict(json.loads(self._path.read_text()))
@@ -75,4 +74,4 @@ class BoundsCallback(Callback):
 def _report(trainer: Trainer) -> Any:
     session = trainer.engine.session
     found = sensitivity(session.model, loss=session.criterion, input_shape=session._input_shapes)
-    return plain(found.to_dict())
+    return json_data(found.to_dict())

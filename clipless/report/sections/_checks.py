@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from clipless.accounting import stated
 from clipless.errors import LedgerError
+from clipless.folders import CheckpointFacts
 from clipless.ledger import LedgerText, parse
 from clipless.privacy import Plan
 from clipless.report._format import relation_words, upper
 from clipless.report._timeline import Timeline
 from clipless.report.sections._spending import Spending
-from clipless.training._checkpoint import CheckpointStore
 
 _SMALL = 1e-9
 
@@ -114,29 +112,6 @@ def as_said(spent: Spending, said: object) -> list[Check]:
             voids=False,
         )
     ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointFacts:
-    """What the newest checkpoint says about the run; its secrets are left where they are."""
-
-    step: int
-    ledger_lines: tuple[str, ...]
-
-
-def newest_checkpoint(folder: Path) -> CheckpointFacts | None:
-    """Read the newest checkpoint, or return None if there is none.
-
-    Raises `OSError`, `ValueError` or `KeyError` if there is one and it cannot be read.
-    """
-    paths = CheckpointStore(folder / "checkpoints").paths()
-    if not paths:
-        return None
-    state: dict[str, Any] = json.loads((paths[-1] / "state.json").read_bytes())
-    return CheckpointFacts(
-        step=int(state["step"]),
-        ledger_lines=tuple((paths[-1] / "ledger.jsonl").read_text().splitlines()),
-    )
 
 
 def nothing_lost(found: Timeline, steps_seen: int, where: str) -> Check:

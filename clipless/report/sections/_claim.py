@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from clipless.errors import PrivacyError
+from clipless.folders import RunFile
 from clipless.privacy import Mechanism, Plan, PrivacyReport, Relation, delta
 from clipless.privacy._report import _RELATIONS, describe_accountant, describe_sampling
 from clipless.report._format import number, percent_upper, upper
@@ -251,6 +252,6 @@ def _caveats(plan: Plan, releases: int | None, *, insecure: bool) -> tuple[str, 
         steps_taken=0,
         releases=releases or 0,
         plan=plan,
-        ledger="ledger.jsonl",
+        ledger=RunFile.LEDGER.value,
         insecure=insecure,
     ).caveats

@@ -1,0 +1,1 @@
+"""Gradients, real and searched for, compared with their proved bounds."""

@@ -1,0 +1,1 @@
+"""Membership inference: attacks that tell training examples from others."""

@@ -1,0 +1,1 @@
+"""Configurations of runs: sections, files, recipes."""

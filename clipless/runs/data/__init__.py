@@ -1,0 +1,1 @@
+"""The data of runs: reading them, and digests to recognise them by."""

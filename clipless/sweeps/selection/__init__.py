@@ -1,0 +1,1 @@
+"""What selecting the best of several private runs costs."""
