@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clipless.kernels._dispatch import kernels_for
+from clipless.kernels._exceedance import ExceedanceCount
 from clipless.kernels._weight_sums import (
     Geometry,
     convolution_weight,
@@ -38,7 +39,6 @@ from clipless.kernels._weight_sums import (
     rows_scaled,
     transformed,
 )
-from clipless.nn._adaptive import ExceedanceCount
 
 Limits = Mapping[str, float]
 """How large one example's gradient may be, by the parameter's name; others have no limit."""

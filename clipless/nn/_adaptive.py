@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from clipless.common._arguments import positive
 
 
@@ -40,31 +38,3 @@ class FollowQuantile:
         # Noise on the count can be large; one step may not do more than double or halve.
         moved = threshold * math.exp(max(-0.7, min(0.7, change)))
         return min(largest, max(self.smallest * largest, moved))
-
-
-class ExceedanceCount:
-    """How many examples were clipped since it was last taken, kept on their device."""
-
-    __slots__ = ("_count", "_rows", "_uses")
-
-    def __init__(self) -> None:
-        self._count: Tensor | None = None
-        self.expect()
-
-    def expect(self, uses: float = math.inf, rows: int | None = None) -> None:
-        """Begin anew, and count no more than so many uses, each of so many examples."""
-        self._count, self._uses, self._rows = None, uses, rows
-
-    def add(self, exceeded: Tensor) -> None:
-        """Count the True entries, one for each example, of a use that is expected."""
-        if self._uses < 1 or self._rows not in (None, exceeded.numel()):
-            return
-        self._uses -= 1
-        count = exceeded.detach().sum().float()
-        self._count = count if self._count is None else self._count + count
-
-    def take(self) -> Tensor | None:
-        """Return the count so far, and begin anew."""
-        count = self._count
-        self.expect()
-        return count

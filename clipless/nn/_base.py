@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from clipless.common._arguments import positive
 from clipless.errors import ConstraintError
 from clipless.kernels._bounded_gradients import Clip, Limits
-from clipless.nn._adaptive import ExceedanceCount, FollowQuantile
+from clipless.kernels._exceedance import ExceedanceCount
+from clipless.nn._adaptive import FollowQuantile
 from clipless.nn._projection import Projection, certificates_of, refuse_two_constraints
 from clipless.spectral import Certificate, Constraint, EuclideanBall
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from clipless.common._arguments import positive
+from clipless.kernels._exceedance import ExceedanceCount
 from clipless.kernels._row_scaling import guarded
-from clipless.nn._adaptive import ExceedanceCount, FollowQuantile
+from clipless.nn._adaptive import FollowQuantile
 
 
 class ClipGradient(nn.Module):

@@ -438,7 +438,7 @@ def test_a_ledger_in_use(tmp_path):
     run = Run(engine=PrivacyEngine(ledger=path)).steps(1)
     with refused("in use by", "(this one)", "one writer", error=LedgerError):
         Run(engine=PrivacyEngine(ledger=path))
-    assert _in_child(lambda: Ledger(path)) == "LedgerError"
+    assert _in_child(lambda: Ledger(path)) == "LedgerInUseError"
     run.step()
     assert counted(run, 2)
 
