@@ -8,7 +8,7 @@ sensitivity of every parameter is then proved from the architecture (`clipless.b
 from typing import TYPE_CHECKING
 
 from clipless._version import __version__ as __version__
-from clipless.common._lazy import lazy
+from clipless.common import lazy
 
 if TYPE_CHECKING:
     from clipless import bounds, errors, losses, nn, privacy, spectral

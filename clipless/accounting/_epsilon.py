@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 
-from clipless.accounting import _pld, _rdp
+from clipless.accounting import _pld, rdp
 from clipless.accounting._filter import RenyiFilter, stated
 from clipless.accounting._history import (
     Accountant,
@@ -140,7 +140,7 @@ def _epsilon(runs: Runs, delta: float, accountant: Accountant) -> float:
         result = max(
             _pld.epsilon(variant, delta)
             if accountant == "pld"
-            else _rdp.epsilon(variant, delta, order)
+            else rdp.epsilon(variant, delta, order)
             for variant in variants(prepare(runs))
         )
     except (ArithmeticError, ValueError, MemoryError) as error:
@@ -162,13 +162,13 @@ def _delta(runs: Runs, epsilon: float, accountant: Accountant) -> float:
         return 1.0
     if (declared := stated(accountant)) is not None:
         within = declared.fits(declared.spent(runs))
-        return _rdp.delta_at(declared.order, declared.limit, epsilon) if within else 1.0
+        return rdp.delta_at(declared.order, declared.limit, epsilon) if within else 1.0
     order = _fixed_order(accountant)
     try:
         result = max(
             _pld.delta(variant, epsilon)
             if accountant == "pld"
-            else _rdp.delta(variant, epsilon, order)
+            else rdp.delta(variant, epsilon, order)
             for variant in variants(prepare(runs))
         )
     except (ArithmeticError, ValueError, MemoryError) as error:
@@ -189,7 +189,7 @@ def _stated_epsilon(declared: RenyiFilter, runs: Runs, delta: float) -> float:
         return math.inf
     if delta == declared.delta:
         return declared.epsilon
-    return max(declared.limit + _rdp.conversion(declared.order, delta), 0.0)
+    return max(declared.limit + rdp.conversion(declared.order, delta), 0.0)
 
 
 def _fixed_order(accountant: Accountant) -> float | None:

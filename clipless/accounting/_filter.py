@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clipless.accounting import _rdp
+from clipless.accounting import rdp
 from clipless.accounting._history import History, require_support
 from clipless.accounting._mechanism import Mechanism, Relation, Sampling
 
@@ -64,10 +64,10 @@ class RenyiFilter:
     def planned(cls, *, epsilon: float, delta: float, mechanism: Mechanism) -> RenyiFilter:
         """Return the filter whose order is best for many releases of a planned mechanism."""
         require_support(((mechanism, 1),), "rdp")
-        orders, divergences = _rdp.step_divergences(mechanism)
+        orders, divergences = rdp.step_divergences(mechanism)
         best, most = 0.0, 0.0
         for order, cost in zip(orders.tolist(), divergences.tolist(), strict=True):
-            limit = epsilon - _rdp.conversion(order, delta) if order > 1.01 else 0.0
+            limit = epsilon - rdp.conversion(order, delta) if order > 1.01 else 0.0
             if limit / cost > most:
                 best, most = order, limit / cost
         if most == 0.0:
@@ -103,7 +103,7 @@ class RenyiFilter:
     @property
     def limit(self) -> float:
         """The most that divergences at `order` may add up to."""
-        return self.epsilon - _rdp.conversion(self.order, self.delta)
+        return self.epsilon - rdp.conversion(self.order, self.delta)
 
     @property
     def meter(self) -> str:
@@ -115,7 +115,7 @@ class RenyiFilter:
         if mechanism.noise_multiplier == 0:
             return math.inf
         require_support(((mechanism, 1),), "rdp")
-        return _rdp.divergence(mechanism, self.order)
+        return rdp.divergence(mechanism, self.order)
 
     def spent(self, history: History) -> float:
         """Return the sum of divergences, to be compared with `limit`."""

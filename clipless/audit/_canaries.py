@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clipless.common._arguments import positive
+from clipless.common import positive
 
 Examples = tuple[Tensor, Tensor]
 """Inputs and targets, one row for each example."""

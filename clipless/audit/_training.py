@@ -14,7 +14,7 @@ from clipless.audit._canaries import Examples, draw_coins, insert_canaries
 from clipless.audit._one_run import Guesses, one_run_audit
 from clipless.audit._result import OneRunResult
 from clipless.audit._watch import ReleaseScores, example_losses
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.errors import PrivacyError
 from clipless.privacy import Plan, Relation
 from clipless.training import Callback, Trainer

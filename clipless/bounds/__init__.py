@@ -1,9 +1,29 @@
 """Backpropagation for bounds: the rule table, the walk over a traced model, the report."""
 
 from clipless.bounds._clipping import clip_products
+from clipless.bounds._refusal import any_global_hooks, hooks_of
 from clipless.bounds._report import NodeBound, ParameterBound, SensitivityReport
-from clipless.bounds._rule import Bound, Product, Signal, Site, register, unregister
-from clipless.bounds._sensitivity import sensitivity
+from clipless.bounds._rule import (
+    Bound,
+    Product,
+    Rule,
+    Signal,
+    Site,
+    find_rule,
+    register,
+    unregister,
+)
+from clipless.bounds._sensitivity import (
+    Shape,
+    input_shapes,
+    prove,
+    sensitivity,
+    traced_model,
+    unwrap,
+)
+from clipless.bounds._shapes import TracedModel, is_rehearsing, seed_generators
+from clipless.bounds._structure import Snapshot
+from clipless.bounds._trace import check_rules
 from clipless.bounds.rules import RULE_FILES as RULE_FILES
 from clipless.bounds.rules import weight_product
 
@@ -20,4 +40,18 @@ __all__ = [
     "weight_product",
     "Signal",
     "Site",
+    "Rule",
+    "Shape",
+    "Snapshot",
+    "TracedModel",
+    "any_global_hooks",
+    "check_rules",
+    "find_rule",
+    "hooks_of",
+    "input_shapes",
+    "is_rehearsing",
+    "prove",
+    "seed_generators",
+    "traced_model",
+    "unwrap",
 ]

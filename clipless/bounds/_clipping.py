@@ -6,8 +6,7 @@ from torch import nn
 
 from clipless.bounds._sensitivity import Shape, sensitivity, unwrap
 from clipless.losses import Loss
-from clipless.nn import FollowQuantile
-from clipless.nn._base import AffineModule
+from clipless.nn import AffineModule, FollowQuantile
 
 
 def clip_products(

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from clipless.bounds import _shapes, _walk
+from clipless.bounds import _shapes, walk
 from clipless.bounds._refusal import refuse_self_changing, refuse_unlike_trace
 from clipless.bounds._report import NodeBound, ParameterBound, SensitivityReport
 from clipless.bounds._structure import Snapshot
@@ -67,16 +67,16 @@ def prove(
 ) -> SensitivityReport:
     """Return the bounds of a model whose graph is known, with its layers as they are now."""
     shapes = traced.input_shapes
-    passed = _walk.forward(traced, model, _input_norms(input_norm, len(shapes)))
+    passed = walk.forward(traced, model, _input_norms(input_norm, len(shapes)))
     certificates = certify(model)
     constant = _loss_constant(loss, passed.output_signal.shape)
-    back = _walk.backward(passed, constant)
+    back = walk.backward(passed, constant)
     names = {id(p): name for name, p in model.named_parameters()}
 
     gradient: defaultdict[str, float] = defaultdict(float)
     uses: defaultdict[str, int] = defaultdict(int)
-    jacobians: defaultdict[_walk.Step, dict[str, float]] = defaultdict(dict)
-    shares: defaultdict[_walk.Step, dict[str, float]] = defaultdict(dict)
+    jacobians: defaultdict[walk.Step, dict[str, float]] = defaultdict(dict)
+    shares: defaultdict[walk.Step, dict[str, float]] = defaultdict(dict)
     for step, own_name, jacobian, bound in back.contributions:
         name = names[id(step.site.module.get_parameter(own_name))]
         gradient[name] += bound
@@ -139,7 +139,7 @@ def traced_model(model: nn.Module, shapes: tuple[tuple[int, ...], ...]) -> _shap
     before, buffers = Snapshot(model), _versions(model)
     traced = _shapes.trace(model, shapes)
     # Rules refuse what must not be run backwards, such as windows without a cell.
-    _walk.forward(traced, model, [1.0] * len(shapes))
+    walk.forward(traced, model, [1.0] * len(shapes))
     if not _shapes.agrees_with_model(traced, model):
         refuse_unlike_trace()
     if before.changed() or buffers != _versions(model):
@@ -160,13 +160,13 @@ def _loss_constant(loss: Loss | float, output_shape: tuple[int, ...]) -> float:
     return constant
 
 
-def _network_lipschitz(passed: _walk.ForwardPass) -> float:
+def _network_lipschitz(passed: walk.ForwardPass) -> float:
     """The cotangent of norm one at the output bounds the Jacobian when it reaches the inputs."""
-    cotangents = _walk.backward(passed, 1.0, capped=False).cotangents
+    cotangents = walk.backward(passed, 1.0, capped=False).cotangents
     return math.hypot(*(cotangents.get(node, 0.0) for node in passed.inputs))
 
 
-def _unbounded(step: _walk.Step, name: str) -> str:
+def _unbounded(step: walk.Step, name: str) -> str:
     if not all(map(math.isfinite, step.input_norms)):
         return (
             f"{name}: the input of {step.site.where} has no bounded norm, so neither has this "

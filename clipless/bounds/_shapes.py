@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 
 from clipless.bounds._refusal import explain_shapes, refuse_batch_axis, refuse_mixed_rows
 from clipless.bounds._trace import check_rules, is_query, target_of
-from clipless.kernels._capture import CAPTURING
+from clipless.kernels import CAPTURING
 from clipless.nn import Embedding
 
 # Two sizes, so that an axis that merely happens to have the size of the batch is found out.

@@ -28,7 +28,7 @@ from clipless.bounds._refusal import (
     refuse_target,
 )
 from clipless.bounds._rule import find_rule, registered_types
-from clipless.kernels._capture import CAPTURING
+from clipless.kernels import CAPTURING
 from clipless.nn import ConstrainedModule
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

@@ -17,8 +17,7 @@ from clipless.cli.commands._export import export
 from clipless.cli.commands._report import report
 from clipless.cli.commands._sweep import sweep
 from clipless.cli.commands._train import train
-from clipless.runs._torchrun import torchrun_rank
-from clipless.runs.config._errors import ConfigError
+from clipless.runs import ConfigError, torchrun_rank
 
 app = typer.Typer(
     name="clipless",

@@ -11,14 +11,20 @@ from rich.text import Text
 from clipless import privacy
 from clipless.accounting import Accountant, Sampling
 from clipless.cli._epsilon_meaning import meaning, summary
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.errors import BudgetExhaustedError
 from clipless.folders import RunFile, RunFolder, RunFolderError
-from clipless.privacy import Mechanism
-from clipless.privacy._choices import named_sampling, relation_for
-from clipless.privacy._report import _RELATIONS, describe_accountant, describe_sampling
-from clipless.privacy.sampling._samplers import steps_of_one_pass, validate_sampling
-from clipless.runs.config._errors import ConfigError
+from clipless.privacy import (
+    RELATIONS,
+    Mechanism,
+    describe_accountant,
+    describe_sampling,
+    named_sampling,
+    relation_for,
+    steps_of_one_pass,
+    validate_sampling,
+)
+from clipless.runs import ConfigError
 
 _POINTS = 10
 
@@ -68,7 +74,7 @@ class Answer:
             f" for {self.steps} steps with noise multiplier ",
             (f"{mechanism.noise_multiplier:.5g}", "bold"),
             f".\n{describe_sampling(mechanism.sampling)}; neighbours by "
-            f"{_RELATIONS[mechanism.relation]} ({mechanism.relation}). Accountant: "
+            f"{RELATIONS[mechanism.relation]} ({mechanism.relation}). Accountant: "
             f"{describe_accountant(self.accountant)}.",
         )
 

@@ -10,9 +10,7 @@ import torch
 from clipless import models
 from clipless.audit import OneRunResult, audit_training, orthogonal_canaries
 from clipless.privacy import FixedSizeSampling
-from clipless.runs._build import targets_for
-from clipless.runs._trainer import make_trainer
-from clipless.runs.config._errors import ConfigError
+from clipless.runs import ConfigError, make_trainer, targets_for
 from clipless.training import Trainer
 
 if TYPE_CHECKING:

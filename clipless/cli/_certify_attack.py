@@ -10,8 +10,7 @@ from rich.progress import track
 
 from clipless.cli._output import error_console
 from clipless.cli.commands._certify import Method, require_lipschitz
-from clipless.robustness import AttackOptions, CertificateAttack, attack_certificates
-from clipless.robustness._attack import LADDER
+from clipless.robustness import LADDER, AttackOptions, CertificateAttack, attack_certificates
 
 if TYPE_CHECKING:
     from clipless.runs import Run, RunData

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clipless.runs._tabular import as_table
-from clipless.runs.config._errors import ConfigError
+from clipless.runs import ConfigError, as_table
 
 if TYPE_CHECKING:
     from clipless.runs import Run, RunData
@@ -22,7 +21,7 @@ def certified_table(
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from clipless.sklearn._labels import same_labels
+    from clipless.sklearn import same_labels
 
     if not hasattr(run.estimator, "classes_"):
         raise ConfigError("a regression makes no decisions: there is nothing to certify")

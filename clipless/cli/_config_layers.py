@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clipless.runs.config._errors import ConfigError
-from clipless.runs.config._fields import parse_value
-from clipless.runs.config._files import layered
+from clipless.runs import ConfigError, layered, parse_value
 
 _SECTIONS = ("data", "model", "loss", "privacy", "training")
 _FILES = (".csv", ".tsv", ".gz", ".parquet", ".pq", ".npz")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipless.runs.config._errors import ConfigError
+from clipless.runs import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table

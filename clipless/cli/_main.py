@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TextIO
 
 from clipless.cli._exits import CheckFailedError, ExitCode, exit_code_of
 from clipless.cli._output import error_console, flush, note
-from clipless.runs._torchrun import is_first, torchrun_rank
+from clipless.runs import is_first, torchrun_rank
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

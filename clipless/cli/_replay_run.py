@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipless.audit import ReplayResult, empty, record
 from clipless.folders import RunFolder
-from clipless.runs import TrainedRun, train_run
-from clipless.runs._process_agreement import RunProcesses
-from clipless.runs._train import train_on
-from clipless.runs.config._sections import RunConfig
+from clipless.runs import RunConfig, RunProcesses, TrainedRun, train_on, train_run
 
 if TYPE_CHECKING:
     from clipless.runs import Run, RunData

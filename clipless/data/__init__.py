@@ -1,6 +1,7 @@
 """Data: loaders, preprocessing of single examples, augmentation."""
 
 from clipless.data._augmentation import Augmentation, Compose, RandomCrop, RandomFlip
+from clipless.data._cells import Cell, hash_bucket, parse_cell, read_cell, read_cells
 from clipless.data._colour import ColourSpace
 from clipless.data._errors import DataFileError, DataNotFoundError
 from clipless.data._normalize import Standardize, clip_norm, normalize
@@ -8,7 +9,9 @@ from clipless.data._split import split_rows
 from clipless.data._table import read_table
 from clipless.data.sources._idx import read_idx
 from clipless.data.sources._info import DatasetInfo, FileInfo, LoadedDataset
+from clipless.data.sources._layout import data_root
 from clipless.data.sources._load import datasets, load
+from clipless.data.sources._registry import SOURCES
 
 __all__ = [
     "load",
@@ -29,4 +32,11 @@ __all__ = [
     "Compose",
     "RandomCrop",
     "RandomFlip",
+    "Cell",
+    "SOURCES",
+    "data_root",
+    "hash_bucket",
+    "parse_cell",
+    "read_cell",
+    "read_cells",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clipless.common._arguments import positive
+from clipless.common import positive
 from clipless.data._pixels import ROUNDING, as_pixels
 from clipless.nn import BoundedInput
 

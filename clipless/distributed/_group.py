@@ -16,15 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clipless.common._arguments import missing
-from clipless.common._release import Query
+from clipless.common import Query, missing
 from clipless.distributed._fingerprint import fingerprint
 from clipless.distributed._ownership import Shares
 from clipless.distributed._processes import Processes
 from clipless.errors import PrivacyError
 
 if TYPE_CHECKING:
-    from clipless.privacy.step._session import TrainingSession
+    from clipless.privacy import TrainingSession
 
 AddNoise = Callable[[Sequence[Tensor], Sequence[Query]], None]
 """Adds noise of the given standard deviations to tensors, in place."""

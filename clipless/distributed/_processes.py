@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.errors import CliplessError, PrivacyError
 
 if dist.is_available():

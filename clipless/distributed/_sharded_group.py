@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from clipless.common._release import Query
+from clipless.common import Query
 from clipless.distributed._group import AddNoise, Team
 from clipless.distributed._processes import Processes, process_lost
 from clipless.distributed._sharded import (
@@ -25,7 +25,7 @@ from clipless.distributed._sharded import (
     sum_gradients,
 )
 from clipless.errors import PrivacyError
-from clipless.nn._projection import Projection
+from clipless.nn import Projection
 
 
 class ShardedTeam(Team):

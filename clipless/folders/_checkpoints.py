@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from clipless.common._malformed import MALFORMED, reason
+from clipless.common import MALFORMED, reason
 from clipless.folders._layout import CheckpointFile
 from clipless.folders._writing import sync_directory, write_file
 

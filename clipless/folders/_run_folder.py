@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from clipless.common._malformed import MALFORMED, reason
+from clipless.common import MALFORMED, reason
 from clipless.folders._checkpoints import CheckpointStore
 from clipless.folders._errors import RunFolderError
 from clipless.folders._json import json_data

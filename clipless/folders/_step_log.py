@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipless.common._malformed import MALFORMED
+from clipless.common import MALFORMED
 from clipless.folders._writing import replace_file
 
 

@@ -2,8 +2,9 @@
 
 from clipless.images._front import ImageFeatures
 from clipless.images._model import build_network, decorrelation
-from clipless.images._recipes import RecipeResult, image_recipes, run_recipe
+from clipless.images._recipes import RecipeResult, image_recipes, rule_of, run_recipe
 from clipless.images._rule import ImageRule
+from clipless.images._run import open_images, resolved_images, train_images_run
 from clipless.images._train import TrainedImages, train_images
 
 __all__ = [
@@ -16,4 +17,8 @@ __all__ = [
     "image_recipes",
     "run_recipe",
     "RecipeResult",
+    "open_images",
+    "resolved_images",
+    "rule_of",
+    "train_images_run",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from clipless import nn as lip
 from clipless.images._front import ImageFeatures
 from clipless.images._rule import ImageRule
-from clipless.statistics._channels import ChannelStatistics, decorrelating, noise_radius
+from clipless.statistics import ChannelStatistics, decorrelating, noise_radius
 
 
 def build_network(

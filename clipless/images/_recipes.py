@@ -8,11 +8,19 @@ from typing import Any, get_type_hints
 
 import torch
 
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.images._rule import ImageRule
 from clipless.images._train import TrainedImages, train_images
-from clipless.runs import ConfigError, RunConfig, RunData, load_data, recipe, recipes
-from clipless.runs.config._fields import refuse_unknown, typed
+from clipless.runs import (
+    ConfigError,
+    RunConfig,
+    RunData,
+    load_data,
+    recipe,
+    recipes,
+    refuse_unknown,
+    typed,
+)
 
 SCATTERING = "scattering"
 """The name of these classifiers among the models of a configuration."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clipless.common._arguments import positive
-from clipless.statistics._channels import channel_query_noise
+from clipless.common import positive
+from clipless.statistics import channel_query_noise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor, nn
 
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.folders import RunFolder
 from clipless.images._model import build_network
 from clipless.images._recipes import SCATTERING, rule_of

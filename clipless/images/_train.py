@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.images._front import ImageFeatures
 from clipless.images._model import build_network, decorrelation, standardization, trained_part
 from clipless.images._rule import ImageRule
@@ -22,10 +22,9 @@ from clipless.privacy import (
     PrivacyOptions,
     PrivacyReport,
     Relation,
+    named_sampling,
 )
-from clipless.privacy._choices import named_sampling
-from clipless.statistics._channels import CHANNEL_QUERIES, fit_channels, fit_covariance
-from clipless.statistics._private_rows import PrivateRows
+from clipless.statistics import CHANNEL_QUERIES, PrivateRows, fit_channels, fit_covariance
 from clipless.training import LayerAdam, Trainer, TrainingOptions
 
 

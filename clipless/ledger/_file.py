@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from clipless.common._lock import take_lock
+from clipless.common import take_lock
 from clipless.errors import LedgerError
 from clipless.ledger._format import HEADER_START, EntryKind, LedgerText, decode, parse
 

@@ -15,8 +15,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from clipless.accounting import Mechanism, Relation, RenyiFilter
-from clipless.common._malformed import MALFORMED, reason
-from clipless.common._release import fresh_bits
+from clipless.common import MALFORMED, fresh_bits, reason
 from clipless.errors import LedgerError
 
 FORMAT = "clipless-ledger"

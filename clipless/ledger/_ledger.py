@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from clipless.accounting import Mechanism, Relation, RenyiFilter, require_current
-from clipless.common._release import publish
+from clipless.common import publish
 from clipless.errors import BudgetExhaustedError, LedgerError
 from clipless.ledger import _process
 from clipless.ledger._file import LedgerFile

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clipless.common._arguments import positive
-from clipless.kernels._row_scaling import scale_into_ball
+from clipless.common import positive
+from clipless.kernels import scale_into_ball
 from clipless.losses._base import Loss, Reduction
 from clipless.losses._validation import (
     class_count,

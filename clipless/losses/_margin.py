@@ -9,7 +9,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from clipless.common._arguments import positive
+from clipless.common import positive
 from clipless.losses._base import Loss, Reduction
 from clipless.losses._validation import (
     binary_signs,

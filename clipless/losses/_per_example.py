@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clipless.common._arguments import positive
+from clipless.common import positive
 from clipless.errors import LabelError
 from clipless.losses._base import Loss, Reduction
 

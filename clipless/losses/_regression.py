@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from clipless.common._arguments import positive
-from clipless.kernels._row_scaling import scale_into_ball
+from clipless.common import positive
+from clipless.kernels import scale_into_ball
 from clipless.losses._base import Loss, Reduction
 from clipless.losses._validation import optional_count, output_count, regression_rows
 

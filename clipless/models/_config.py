@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from clipless.common._arguments import positive
+from clipless.common import positive
 
 
 @dataclass(frozen=True, kw_only=True)

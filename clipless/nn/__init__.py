@@ -2,15 +2,28 @@
 
 from clipless.nn._activation import Absolute, FullSort, GroupSort, Householder, MaxMin
 from clipless.nn._adaptive import FollowQuantile
-from clipless.nn._base import ConstrainedModule, certify, prepare_projection, project
+from clipless.nn._base import (
+    AffineModule,
+    BoundedModule,
+    ConstrainedModule,
+    certify,
+    constrained_modules,
+    prepare_projection,
+    project,
+    scaled_modules,
+    set_loss_scale,
+)
 from clipless.nn._conv import SpectralConv1d, SpectralConv2d
 from clipless.nn._embedding import Embedding
 from clipless.nn._export import to_torch
-from clipless.nn._gradient import ClipGradient
+from clipless.nn._gradient import ClipGradient, clip_cotangent, clip_rows
 from clipless.nn._input import BoundedInput
 from clipless.nn._linear import FrobeniusLinear, SpectralLinear
 from clipless.nn._normalization import BallProjection, LayerCentering
 from clipless.nn._pooling import (
+    GlobalAvgPoolBase,
+    GlobalL2NormPoolBase,
+    L2NormPoolBase,
     ScaledAvgPool1d,
     ScaledAvgPool2d,
     ScaledGlobalAvgPool1d,
@@ -19,6 +32,7 @@ from clipless.nn._pooling import (
     ScaledGlobalL2NormPool2d,
     ScaledL2NormPool1d,
     ScaledL2NormPool2d,
+    WindowPoolBase,
 )
 from clipless.nn._projection import Projection
 from clipless.nn._residual import Residual
@@ -60,4 +74,15 @@ __all__ = [
     "Projection",
     "certify",
     "to_torch",
+    "AffineModule",
+    "BoundedModule",
+    "clip_cotangent",
+    "clip_rows",
+    "constrained_modules",
+    "scaled_modules",
+    "set_loss_scale",
+    "GlobalAvgPoolBase",
+    "GlobalL2NormPoolBase",
+    "L2NormPoolBase",
+    "WindowPoolBase",
 ]

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from clipless.kernels._bounded_gradients import Limits, row_parameter
-from clipless.kernels._sorting import sort_pairs
+from clipless.kernels import Limits, row_parameter, sort_pairs
 from clipless.nn._base import BoundedModule
 
 

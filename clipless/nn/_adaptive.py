@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from clipless.common._arguments import positive
+from clipless.common import positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from clipless.common._arguments import positive
+from clipless.common import positive
 from clipless.errors import ConstraintError
-from clipless.kernels._bounded_gradients import Clip, Limits
-from clipless.kernels._exceedance import ExceedanceCount
+from clipless.kernels import Clip, ExceedanceCount, Limits
 from clipless.nn._adaptive import FollowQuantile
 from clipless.nn._projection import Projection, certificates_of, refuse_two_constraints
 from clipless.spectral import Certificate, Constraint, EuclideanBall

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.common._arguments import positive
-from clipless.kernels._bounded_gradients import (
+from clipless.common import positive
+from clipless.kernels import (
+    Geometry,
     Limits,
+    compiled,
     convolution,
     early_norm,
     example_norm,
@@ -26,8 +28,6 @@ from clipless.kernels._bounded_gradients import (
     rounds_products,
     row_parameter,
 )
-from clipless.kernels._tracing import compiled
-from clipless.kernels._weight_sums import Geometry
 from clipless.nn._base import AffineModule, draw_orthogonal
 from clipless.spectral import (
     Constraint,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.common._arguments import positive
-from clipless.kernels._bounded_gradients import Limits, embedding
+from clipless.common import positive
+from clipless.kernels import Limits, embedding
 from clipless.nn._base import ConstrainedModule
 from clipless.spectral import Constraint, RowBall
 

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipless.common._arguments import positive
-from clipless.kernels._exceedance import ExceedanceCount
-from clipless.kernels._row_scaling import guarded
+from clipless.common import positive
+from clipless.kernels import ExceedanceCount, guarded
 from clipless.nn._adaptive import FollowQuantile
 
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from clipless.common._arguments import positive
-from clipless.kernels._row_scaling import guarded
+from clipless.common import positive
+from clipless.kernels import guarded
 
 
 class BoundedInput(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.common._arguments import positive
-from clipless.kernels._bounded_gradients import Limits, linear, rounded, rounds_products
+from clipless.common import positive
+from clipless.kernels import Limits, linear, rounded, rounds_products
 from clipless.nn._base import AffineModule, draw_orthogonal
 from clipless.spectral import Constraint, EuclideanBall, Orthogonal, SpectralBall
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from clipless.common._arguments import positive
-from clipless.kernels._row_scaling import scale_into_ball
+from clipless.common import positive
+from clipless.kernels import scale_into_ball
 from clipless.nn._activation import own_axis
 
 

@@ -14,15 +14,14 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.kernels._norms import euclidean_norms
-from clipless.kernels._window_norms import GlobalNorms, WindowNorms
-from clipless.kernels._window_norms import root as root  # for pooling layers elsewhere
+from clipless.kernels import GlobalNorms, WindowNorms, euclidean_norms
+from clipless.kernels import root as root  # for pooling layers elsewhere
 from clipless.spectral import patch_multiplicity
 
 Size = int | Sequence[int]
 
 
-class _WindowPool(nn.Module):
+class WindowPoolBase(nn.Module):
     axes: ClassVar[int]
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> None:
@@ -75,14 +74,14 @@ class _WindowPool(nn.Module):
         return f"{self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
-class _AvgPool(_WindowPool):
+class _AvgPool(WindowPoolBase):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, *size) -> (batch, channels, *size')."""
         self._check_fits(x)
         return self._average(x) * math.sqrt(self.window / self.multiplicity)
 
 
-class _L2NormPool(_WindowPool):
+class L2NormPoolBase(WindowPoolBase):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, *size) -> (batch, channels, *size')."""
         self._check_fits(x)
@@ -118,13 +117,13 @@ class ScaledAvgPool2d(_AvgPool):
     axes = 2
 
 
-class ScaledL2NormPool1d(_L2NormPool):
+class ScaledL2NormPool1d(L2NormPoolBase):
     """The Euclidean norm of every window of a sequence, over `sqrt(m)`: 1-Lipschitz."""
 
     axes = 1
 
 
-class ScaledL2NormPool2d(_L2NormPool):
+class ScaledL2NormPool2d(L2NormPoolBase):
     """The Euclidean norm of every window of an image, over `sqrt(m)`: 1-Lipschitz.
 
     Without overlap it preserves the norm of the input exactly. At a zero window its derivative is
@@ -138,30 +137,30 @@ class ScaledL2NormPool2d(_L2NormPool):
     axes = 2
 
 
-class _GlobalAvgPool(nn.Module):
+class GlobalAvgPoolBase(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, *size) -> (batch, channels)."""
         positions = x.flatten(2)
         return positions.sum(dim=-1) * positions.size(-1) ** -0.5
 
 
-class _GlobalL2NormPool(nn.Module):
+class GlobalL2NormPoolBase(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, *size) -> (batch, channels)."""
         return euclidean_norms(x, GlobalNorms())
 
 
-class ScaledGlobalAvgPool1d(_GlobalAvgPool):
+class ScaledGlobalAvgPool1d(GlobalAvgPoolBase):
     """The sum over a sequence divided by the root of its length: 1-Lipschitz."""
 
 
-class ScaledGlobalAvgPool2d(_GlobalAvgPool):
+class ScaledGlobalAvgPool2d(GlobalAvgPoolBase):
     """The sum over all pixels divided by the root of their number: 1-Lipschitz."""
 
 
-class ScaledGlobalL2NormPool1d(_GlobalL2NormPool):
+class ScaledGlobalL2NormPool1d(GlobalL2NormPoolBase):
     """The Euclidean norm over a sequence, channel by channel: 1-Lipschitz."""
 
 
-class ScaledGlobalL2NormPool2d(_GlobalL2NormPool):
+class ScaledGlobalL2NormPool2d(GlobalL2NormPoolBase):
     """The Euclidean norm over all pixels, channel by channel: 1-Lipschitz."""

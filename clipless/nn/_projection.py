@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless.errors import ConstraintError
-from clipless.kernels._cuda_graphs import Habit
+from clipless.kernels import Habit
 from clipless.spectral import Certificate, Constraint, project_together
 
 

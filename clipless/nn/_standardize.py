@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.common._arguments import positive
-from clipless.kernels._row_scaling import scale_into_ball
+from clipless.common import positive
+from clipless.kernels import scale_into_ball
 from clipless.spectral import spectral_norm_bound
 
 

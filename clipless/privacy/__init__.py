@@ -16,12 +16,30 @@ from clipless.accounting import (
     steps_for,
 )
 from clipless.ledger import Budget, Ledger
+from clipless.privacy._choices import SamplingName, example_shape, named_sampling, relation_for
 from clipless.privacy._engine import PrivacyEngine
-from clipless.privacy._options import PrivacyOptions
-from clipless.privacy._plan import Plan
-from clipless.privacy._report import PrivacyReport
+from clipless.privacy._following import set_thresholds, thresholds
+from clipless.privacy._noise import GaussianNoise
+from clipless.privacy._options import PrivacyOptions, with_arguments
+from clipless.privacy._plan import ParameterPlan, Plan, arithmetic_slack, planned_parameters
+from clipless.privacy._report import (
+    RELATIONS,
+    PrivacyReport,
+    describe_accountant,
+    describe_sampling,
+    private_words,
+)
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader
+from clipless.privacy.sampling._samplers import (
+    padded_sampling,
+    steps_of_one_pass,
+    validate_sampling,
+)
+from clipless.privacy.sampling._wrapping import check_wrappable
+from clipless.privacy.step._hooks import SessionHook
+from clipless.privacy.step._output_guard import guard_room
+from clipless.privacy.step._session import TrainingSession
 
 __all__ = [
     "PrivacyEngine",
@@ -45,4 +63,26 @@ __all__ = [
     "chosen_delta",
     "noise_multiplier_for",
     "steps_for",
+    "GaussianNoise",
+    "ParameterPlan",
+    "SamplingName",
+    "SessionHook",
+    "TrainingSession",
+    "arithmetic_slack",
+    "check_wrappable",
+    "describe_sampling",
+    "example_shape",
+    "guard_room",
+    "named_sampling",
+    "padded_sampling",
+    "planned_parameters",
+    "private_words",
+    "relation_for",
+    "set_thresholds",
+    "steps_of_one_pass",
+    "thresholds",
+    "validate_sampling",
+    "with_arguments",
+    "RELATIONS",
+    "describe_accountant",
 ]

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from clipless.bounds._sensitivity import unwrap
-from clipless.distributed._group import Team
-from clipless.distributed._ownership import share_weights
-from clipless.distributed._processes import Processes, processes_present
-from clipless.distributed._sharded import is_sharded
-from clipless.distributed._sharded_group import ShardedTeam
+from clipless.bounds import unwrap
+from clipless.distributed import (
+    Processes,
+    ShardedTeam,
+    Team,
+    is_sharded,
+    processes_present,
+    share_weights,
+)
 from clipless.errors import PrivacyError
 from clipless.ledger import Ledger
 from clipless.losses import Loss

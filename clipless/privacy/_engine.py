@@ -13,11 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from clipless.accounting import Accountant, AccountantName, Relation, RenyiFilter, Sampling, epsilon
-from clipless.bounds import sensitivity
-from clipless.bounds._sensitivity import Shape, unwrap
-from clipless.bounds._trace import check_rules
-from clipless.common._arguments import missing, says_where
-from clipless.common._release import publish
+from clipless.bounds import Shape, check_rules, sensitivity, unwrap
+from clipless.common import missing, publish, says_where
 from clipless.errors import CliplessError, PrivacyError
 from clipless.ledger import Ledger, accountant_of
 from clipless.losses import Loss

@@ -10,10 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from clipless.accounting import Accountant
-from clipless.bounds._sensitivity import unwrap
-from clipless.distributed._processes import processes_present
-from clipless.distributed._sharded import whole
-from clipless.ledger import Budget, BudgetMeter
+from clipless.bounds import unwrap
+from clipless.distributed import processes_present, whole
 from clipless.losses import Loss
 from clipless.privacy._agreement import agree_on_plan, begin_together, form_team
 from clipless.privacy._noise import GaussianNoise
@@ -67,10 +65,6 @@ def start_session(
         # Each process draws noise of its own, from a stream that no other one draws from.
         team, stream = form_team(processes, plan, module), f"noise/{processes.rank}"
     ledger = open_ledger(plan.sampling.dataset_size, plan.relation, lambda: None)
-    meter = None
-    if plan.target_epsilon is not None:
-        budget = Budget(epsilon=plan.target_epsilon, delta=plan.delta, accountant=plan.accountant)
-        meter = BudgetMeter(budget=budget, ledger=ledger)
     try:
         return TrainingSession(
             model=unwrap(module),
@@ -80,7 +74,6 @@ def start_session(
             plan=plan,
             ledger=ledger,
             noise=GaussianNoise(insecure_seed=derived_seed(stream)),
-            meter=meter,
             input_shape=shape,
             report=report,
             projection=options.projection,

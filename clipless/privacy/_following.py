@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from clipless.bounds import SensitivityReport
-from clipless.common._arguments import missing
-from clipless.nn import ClipGradient
-from clipless.nn._base import AffineModule
+from clipless.common import missing
+from clipless.nn import AffineModule, ClipGradient
 from clipless.privacy._plan import ParameterPlan
 
 # A threshold that has fallen to this part of where it began clips nearly all that is still learnt.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from clipless.accounting import Relation, Sampling
-from clipless.bounds._sensitivity import Shape
-from clipless.common._arguments import says_where
+from clipless.bounds import Shape
+from clipless.common import says_where
 from clipless.privacy._choices import SamplingName
 from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._precision import Precision

@@ -17,8 +17,7 @@ from typing import Any
 
 from clipless.accounting import Accountant, Mechanism, Relation, Sampling, epsilon
 from clipless.bounds import SensitivityReport
-from clipless.common._malformed import MALFORMED, reason
-from clipless.common._release import Query
+from clipless.common import MALFORMED, Query, reason
 from clipless.errors import DamagedFileError, PrivacyError
 from clipless.privacy._noise import STRATEGIES, NoiseStrategy, joint_multiplier, noise_scales
 from clipless.privacy._precision import PRECISIONS, Precision

@@ -20,10 +20,9 @@ from clipless.accounting import (
     meter_of,
     noise_multiplier_for,
 )
-from clipless.bounds import SensitivityReport, sensitivity
-from clipless.bounds._sensitivity import Shape, unwrap
-from clipless.common._arguments import missing
-from clipless.distributed._processes import rank_and_size
+from clipless.bounds import SensitivityReport, Shape, sensitivity, unwrap
+from clipless.common import missing
+from clipless.distributed import rank_and_size
 from clipless.errors import PrivacyError
 from clipless.ledger import Ledger, accountant_of, delta_of
 from clipless.losses import Loss

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from clipless.privacy._plan import Plan
 
-_RELATIONS = {
+RELATIONS = {
     Relation.ZERO_OUT: "replacing one example by an empty one",
     Relation.ADD_REMOVE: "adding or removing one example",
     Relation.REPLACE_ONE: "replacing one example by another",
@@ -103,7 +103,7 @@ class PrivacyReport:
         kept = f"({self.epsilon:.4g}, {self.delta:g})-differential privacy"
         claim = Text.assemble(
             ("not private" if math.isinf(self.epsilon) else kept, "bold"),
-            f" for {_RELATIONS[self.plan.relation]}, after {self.releases} private releases "
+            f" for {RELATIONS[self.plan.relation]}, after {self.releases} private releases "
             f"({self.steps_taken} steps of this process).",
         )
         return Group(
@@ -129,7 +129,7 @@ def plan_table(plan: Plan) -> Table:
     target = "none" if plan.target_epsilon is None else f"epsilon {plan.target_epsilon:g}"
     rows = {
         "sampling": describe_sampling(plan.sampling),
-        "neighbours": _RELATIONS[plan.relation],
+        "neighbours": RELATIONS[plan.relation],
         "accountant": describe_accountant(plan.accountant),
         "noise multiplier": f"{plan.noise_multiplier:.5g}, shared out by '{plan.noise}'",
         "budget": f"{target}, delta {plan.delta:g}",

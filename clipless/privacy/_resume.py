@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from clipless.accounting import Mechanism
-from clipless.common._malformed import MALFORMED, reason
-from clipless.distributed._sharded import noise_prefix
+from clipless.common import MALFORMED, reason
+from clipless.distributed import noise_prefix
 from clipless.errors import PrivacyError
 from clipless.privacy._plan import Plan
 from clipless.privacy.sampling._samplers import IndexSampler

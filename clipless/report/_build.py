@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from clipless.common._malformed import MALFORMED
+from clipless.common import MALFORMED
 from clipless.errors import PrivacyError
 from clipless.folders import CheckpointFacts, RunFile, RunFolder, json_data
 from clipless.ledger import LedgerInUseError, LedgerText, read_closed_ledger, timestamp

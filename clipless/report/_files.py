@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from clipless.common._malformed import MALFORMED, reason
+from clipless.common import MALFORMED, reason
 from clipless.folders import RunDescription, RunFile, RunFolder, RunFolderError, json_data
 from clipless.report._errors import ReportError
 

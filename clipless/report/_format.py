@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from decimal import ROUND_CEILING, Decimal
 
-from clipless.privacy import Relation
-from clipless.privacy._report import _RELATIONS
+from clipless.privacy import RELATIONS, Relation
 
 NONE = "\N{EN DASH}"
 """What stands for a number that is not there."""
@@ -73,4 +72,4 @@ def relation_words(relation: str) -> str:
         >>> relation_words("replace_one")
         'replacing one example by another'
     """
-    return _RELATIONS[Relation(relation)]
+    return RELATIONS[Relation(relation)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clipless.common._malformed import MALFORMED, reason
+from clipless.common import MALFORMED, reason
 from clipless.report._format import NONE, number, percent, percent_upper, upper
 from clipless.report._pages import PRIVATE_SECTIONS, PUBLIC_SECTIONS, Section
 from clipless.report.drawing._figures import MOST_HISTOGRAMS, MOST_ROWS, Figures

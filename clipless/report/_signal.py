@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.folders import RunFile, StepLog
-from clipless.privacy.step._hooks import SessionHook
-from clipless.training import Callback
-from clipless.training._callbacks import step_log
+from clipless.privacy import SessionHook
+from clipless.training import Callback, step_log
 
 if TYPE_CHECKING:
     from clipless.privacy import Plan

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clipless.distributed._processes import Processes
-from clipless.privacy.step._hooks import SessionHook
+from clipless.distributed import Processes
+from clipless.privacy import SessionHook
 from clipless.report._signal import SignalCallback
 
 if TYPE_CHECKING:

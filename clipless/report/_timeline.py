@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from clipless.accounting import Mechanism
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.ledger import EntryKind, LedgerText
 
 

@@ -1,7 +1,12 @@
 """What a Lipschitz network proves of its decisions: certified radii, and attacks on them."""
 
 from clipless.robustness._accuracy import CertifiedAccuracy, certified_accuracy
-from clipless.robustness._attack import AttackOptions, CertificateAttack, attack_certificates
+from clipless.robustness._attack import (
+    LADDER,
+    AttackOptions,
+    CertificateAttack,
+    attack_certificates,
+)
 from clipless.robustness._certificate import certified_radius
 from clipless.robustness._pgd import PGDResult, pgd_attack
 from clipless.robustness._stages import Normalize, colour_transform
@@ -17,4 +22,5 @@ __all__ = [
     "CertificateAttack",
     "Normalize",
     "colour_transform",
+    "LADDER",
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from clipless.common._arguments import says_where
+from clipless.common import says_where
 from clipless.robustness._certifier import (
     EVALUATION_BATCH,
     Certifier,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clipless.common._arguments import positive
+from clipless.common import positive
 from clipless.errors import LabelError
 from clipless.nn import to_torch
 from clipless.robustness._guard_geometry import radius_before_clip, radius_before_sphere

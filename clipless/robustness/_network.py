@@ -19,12 +19,11 @@ from typing import Any, NoReturn
 from torch import Tensor, fx, nn
 
 from clipless import nn as lip
-from clipless.bounds import _sensitivity, _shapes, _walk
-from clipless.bounds._rule import find_rule
-from clipless.bounds.rules import _modules as _module_rules
-from clipless.bounds.rules import _shapes as _shape_rules
+from clipless.bounds import TracedModel, find_rule, traced_model, unwrap, walk
+from clipless.bounds.rules import modules as _module_rules
+from clipless.bounds.rules import shapes as _shape_rules
 from clipless.errors import UnsupportedOperationError
-from clipless.nn._base import constrained_modules
+from clipless.nn import constrained_modules
 from clipless.spectral import fourier_bound, spectral_norm_bound
 
 # Rounding of the walk's own arithmetic: a few hundred products and sums in double precision.
@@ -57,7 +56,7 @@ class Network:
 
     model: nn.Module
     """A copy of the user's model, in evaluation mode."""
-    traced: _shapes.TracedModel
+    traced: TracedModel
     norms: Mapping[int, float]
     """Certified operator norms of affine layers, by identity."""
     guard: Guard | None
@@ -69,24 +68,24 @@ class Network:
     """From the guard's output (or else from the input) to the last layer's input."""
     output_shape: tuple[int, ...]
 
-    def forward(self, input_norm: float) -> _walk.ForwardPass:
+    def forward(self, input_norm: float) -> walk.ForwardPass:
         """Bound all activations for inputs of norm at most `input_norm`."""
-        passed = _walk.forward(self.traced, self.model, [input_norm])
+        passed = walk.forward(self.traced, self.model, [input_norm])
         steps = tuple(tightened(step, self.norms) for step in passed.steps)
         return replace(passed, steps=steps)
 
 
 def read_network(model: nn.Module, input_shape: tuple[int, ...]) -> Network:
     """Certify the weights of `model` and find its constants, or refuse with the reason."""
-    own = copy.deepcopy(_sensitivity.unwrap(model)).eval()
-    traced = _sensitivity.traced_model(own, (input_shape,))
+    own = copy.deepcopy(unwrap(model)).eval()
+    traced = traced_model(own, (input_shape,))
     for node in traced.graph.nodes:
         if node.op == "call_method" and node.target == "float":
             raise UnsupportedOperationError(
                 "the model converts to float32 in its own code (.float()), and certificates are "
                 "evaluated in double precision. Convert the data before they enter the model."
             )
-    passed = _walk.forward(traced, own, [math.inf])
+    passed = walk.forward(traced, own, [math.inf])
     norms = _certified_norms(own, traced, passed)
     steps = tuple(tightened(step, norms) for step in passed.steps)
     passed = replace(passed, steps=steps)
@@ -108,7 +107,7 @@ def read_network(model: nn.Module, input_shape: tuple[int, ...]) -> Network:
     )
 
 
-def tightened(step: _walk.Step, norms: Mapping[int, float]) -> _walk.Step:
+def tightened(step: walk.Step, norms: Mapping[int, float]) -> walk.Step:
     """Replace what a constraint allows by what is certified, and dropout by the identity."""
     module = step.site.called
     if type(module) in _DROPOUT:
@@ -119,7 +118,7 @@ def tightened(step: _walk.Step, norms: Mapping[int, float]) -> _walk.Step:
 
 
 def _certified_norms(
-    model: nn.Module, traced: _shapes.TracedModel, passed: _walk.ForwardPass
+    model: nn.Module, traced: TracedModel, passed: walk.ForwardPass
 ) -> dict[int, float]:
     """Certified operator norms of the affine layers, for the sizes of image that they meet."""
     certificates = lip.certify(model)
@@ -162,15 +161,15 @@ def _fourier_norm(layer: Any, size: tuple[int, ...]) -> float:
     return float(bound) * layer.scale * _WALK_SLACK
 
 
-def _between(passed: _walk.ForwardPass, start: fx.Node, end: fx.Node) -> float:
+def _between(passed: walk.ForwardPass, start: fx.Node, end: fx.Node) -> float:
     """Lipschitz constant of one node as a function of an earlier one, all else held fixed."""
     if start is end:
         return 1.0
-    back = _walk.backward(replace(passed, output=end), 1.0, capped=False)
+    back = walk.backward(replace(passed, output=end), 1.0, capped=False)
     return back.cotangents.get(start, 0.0) * _WALK_SLACK
 
 
-def _find_guard(passed: _walk.ForwardPass) -> Guard | None:
+def _find_guard(passed: walk.ForwardPass) -> Guard | None:
     """The first input guard without which nothing of the input reaches the output."""
     called = [step.site.called for step in passed.steps]
     for index, step in enumerate(passed.steps):
@@ -198,7 +197,7 @@ def _find_guard(passed: _walk.ForwardPass) -> Guard | None:
     return None
 
 
-def _find_head(passed: _walk.ForwardPass) -> tuple[Tensor | None, fx.Node]:
+def _find_head(passed: walk.ForwardPass) -> tuple[Tensor | None, fx.Node]:
     """The last layer's weight and the node that it reads, if logits are a linear map of it."""
     steps = {step.node: step for step in passed.steps}
     node = passed.output
@@ -210,7 +209,7 @@ def _find_head(passed: _walk.ForwardPass) -> tuple[Tensor | None, fx.Node]:
     return step.site.module.weight.detach(), step.sources[0]
 
 
-def _changes_nothing(step: _walk.Step, steps: Mapping[fx.Node, _walk.Step]) -> bool:
+def _changes_nothing(step: walk.Step, steps: Mapping[fx.Node, walk.Step]) -> bool:
     """Whether a step is the identity, or gives the same single number another shape."""
     if type(step.site.called) in _NOTHING_HAPPENS:
         return True
@@ -220,7 +219,7 @@ def _changes_nothing(step: _walk.Step, steps: Mapping[fx.Node, _walk.Step]) -> b
     return rearranges and one_number
 
 
-def _refuse_unbounded(passed: _walk.ForwardPass) -> NoReturn:
+def _refuse_unbounded(passed: walk.ForwardPass) -> NoReturn:
     places = [
         f"{step.site.where} ({step.site.operation})"
         for step in passed.steps

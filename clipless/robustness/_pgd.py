@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clipless.bounds._sensitivity import unwrap
+from clipless.bounds import unwrap
 from clipless.robustness._certifier import EVALUATION_BATCH, plain_copy, reference_tensor
 
 _MOMENTUM = 0.75

@@ -17,20 +17,19 @@ import torch
 from torch import fx, nn
 
 from clipless import nn as lip
-from clipless.bounds import _walk
-from clipless.bounds._rule import Rule, find_rule
-from clipless.bounds.rules import _activation as _activation_rules
-from clipless.bounds.rules import _arithmetic as _arithmetic_rules
-from clipless.bounds.rules import _layers as _layer_rules
-from clipless.bounds.rules import _modules as _module_rules
-from clipless.bounds.rules import _reductions as _reduction_rules
-from clipless.bounds.rules import _shapes as _shape_rules
-from clipless.nn._base import AffineModule
-from clipless.nn._pooling import (
-    _GlobalAvgPool,
-    _GlobalL2NormPool,
-    _L2NormPool,
-    _WindowPool,
+from clipless.bounds import Rule, find_rule, walk
+from clipless.bounds.rules import activation as _activation_rules
+from clipless.bounds.rules import arithmetic as _arithmetic_rules
+from clipless.bounds.rules import layers as _layer_rules
+from clipless.bounds.rules import modules as _module_rules
+from clipless.bounds.rules import reductions as _reduction_rules
+from clipless.bounds.rules import shapes as _shape_rules
+from clipless.nn import (
+    AffineModule,
+    GlobalAvgPoolBase,
+    GlobalL2NormPoolBase,
+    L2NormPoolBase,
+    WindowPoolBase,
 )
 
 Shapes = Mapping[fx.Node, tuple[tuple[int, ...], ...]]
@@ -69,7 +68,7 @@ _FEW = 8
 
 
 def rounding_errors(
-    passed: _walk.ForwardPass,
+    passed: walk.ForwardPass,
     shapes: Shapes,
     dtype: torch.dtype,
     *,
@@ -83,17 +82,17 @@ def rounding_errors(
     errors: dict[fx.Node, float] = dict.fromkeys(passed.inputs, 0.0)
     for step in passed.steps:
         arriving = [0.0 if step.node is after else errors[source] for source in step.sources]
-        handed_on = sum(map(_walk._times, arriving, step.lipschitz))
+        handed_on = sum(map(walk.times, arriving, step.lipschitz))
         roundings = _roundings(step, shapes) * unit
         relative = roundings / (1 - roundings) if roundings < 1 else math.inf
-        own = _walk._times(relative, _size_of_terms(step, arriving, handed_on))
-        if isinstance(step.site.called, _L2NormPool | _GlobalL2NormPool):
+        own = walk.times(relative, _size_of_terms(step, arriving, handed_on))
+        if isinstance(step.site.called, L2NormPoolBase | GlobalL2NormPoolBase):
             own += math.sqrt(_NEGLIGIBLE_ENERGY * step.site.output_size)  # what it takes for zero
         errors[step.node] = handed_on + own
     return errors
 
 
-def _size_of_terms(step: _walk.Step, arriving: Sequence[float], handed_on: float) -> float:
+def _size_of_terms(step: walk.Step, arriving: Sequence[float], handed_on: float) -> float:
     """Bound the norm of the result if all that is summed up had the same sign."""
     norms = [norm + error for norm, error in zip(step.input_norms, arriving, strict=True)]
     module = step.site.called
@@ -105,10 +104,10 @@ def _size_of_terms(step: _walk.Step, arriving: Sequence[float], handed_on: float
         if module.bias is not None:
             size += math.sqrt(step.site.output_size / module.bias.numel()) * module.bias_norm
         return size * (1 + 1e-9)
-    return sum(map(_walk._times, step.lipschitz, norms)) + step.bound.output + handed_on
+    return sum(map(walk.times, step.lipschitz, norms)) + step.bound.output + handed_on
 
 
-def _roundings(step: _walk.Step, shapes: Shapes) -> int:
+def _roundings(step: walk.Step, shapes: Shapes) -> int:
     """How many roundings meet in one entry of the result: all entries, where nothing is known."""
     module = step.site.called
     rule = find_rule(step.site.target)
@@ -119,9 +118,9 @@ def _roundings(step: _walk.Step, shapes: Shapes) -> int:
         return 2
     if isinstance(module, AffineModule):
         return math.prod(module.weight.shape[1:]) + _FEW
-    if isinstance(module, _WindowPool):
+    if isinstance(module, WindowPoolBase):
         return module.window + _FEW
     sizes = [shape for source in step.sources for shape in shapes[source]]
-    if isinstance(module, _GlobalAvgPool | _GlobalL2NormPool):
+    if isinstance(module, GlobalAvgPoolBase | GlobalL2NormPoolBase):
         sizes = [shape[1:] for shape in sizes]
     return max(map(math.prod, sizes), default=1) + _FEW

@@ -5,14 +5,28 @@ Importing this package is quick: what needs torch is loaded when it is first use
 
 from typing import TYPE_CHECKING
 
-from clipless.common._lazy import lazy
+from clipless.common import lazy
 
 if TYPE_CHECKING:
     from clipless.folders import RunFolderError
+    from clipless.runs._build import build_loss, resolved_config, resolved_loss, targets_for
+    from clipless.runs._model_kinds import default_model, kind_of
     from clipless.runs._open import Run, open_run
+    from clipless.runs._process_agreement import RunProcesses
     from clipless.runs._result import TrainedRun
-    from clipless.runs._train import train_run
+    from clipless.runs._tabular import as_table
+    from clipless.runs._torchrun import is_first, restarted, torchrun_rank
+    from clipless.runs._train import train_on, train_run
+    from clipless.runs._trainer import make_trainer
     from clipless.runs.config._errors import ConfigError
+    from clipless.runs.config._fields import (
+        parse_value,
+        read_section,
+        refuse_unknown,
+        require,
+        typed,
+    )
+    from clipless.runs.config._files import layered, read_config_file
     from clipless.runs.config._recipes import recipe, recipes
     from clipless.runs.config._sections import (
         Choice,
@@ -20,8 +34,10 @@ if TYPE_CHECKING:
         PrivacyConfig,
         RunConfig,
         TrainingConfig,
+        stored_config,
     )
-    from clipless.runs.data._load import RunData, load_data
+    from clipless.runs.data._digests import check_data
+    from clipless.runs.data._load import PIXELS, RunData, load_data
 
 __all__ = [
     "RunConfig",
@@ -39,6 +55,29 @@ __all__ = [
     "RunData",
     "ConfigError",
     "RunFolderError",
+    "PIXELS",
+    "RunProcesses",
+    "as_table",
+    "build_loss",
+    "check_data",
+    "default_model",
+    "is_first",
+    "kind_of",
+    "layered",
+    "make_trainer",
+    "parse_value",
+    "read_config_file",
+    "read_section",
+    "refuse_unknown",
+    "require",
+    "resolved_loss",
+    "restarted",
+    "stored_config",
+    "targets_for",
+    "torchrun_rank",
+    "train_on",
+    "typed",
+    "resolved_config",
 ]
 
 if not TYPE_CHECKING:
@@ -49,13 +88,57 @@ if not TYPE_CHECKING:
             "PrivacyConfig",
             "RunConfig",
             "TrainingConfig",
+            "stored_config",
         ),
-        "data._load": ("RunData", "load_data"),
+        "data._load": (
+            "RunData",
+            "load_data",
+            "PIXELS",
+        ),
         "config._errors": ("ConfigError",),
-        "_open": ("Run", "open_run"),
-        "config._recipes": ("recipe", "recipes"),
+        "_open": (
+            "Run",
+            "open_run",
+        ),
+        "config._recipes": (
+            "recipe",
+            "recipes",
+        ),
         "_result": ("TrainedRun",),
-        "_train": ("train_run",),
+        "_train": (
+            "train_run",
+            "train_on",
+        ),
+        "_torchrun": (
+            "is_first",
+            "restarted",
+            "torchrun_rank",
+        ),
+        "_build": (
+            "build_loss",
+            "resolved_loss",
+            "targets_for",
+            "resolved_config",
+        ),
+        "_trainer": ("make_trainer",),
+        "_tabular": ("as_table",),
+        "config._fields": (
+            "parse_value",
+            "read_section",
+            "refuse_unknown",
+            "require",
+            "typed",
+        ),
+        "config._files": (
+            "layered",
+            "read_config_file",
+        ),
+        "_process_agreement": ("RunProcesses",),
+        "data._digests": ("check_data",),
+        "_model_kinds": (
+            "default_model",
+            "kind_of",
+        ),
     }
     __getattr__, __dir__ = lazy(
         __name__,

@@ -12,12 +12,10 @@ from torch import nn
 
 from clipless import losses, models
 from clipless.bounds import clip_products
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.data import Augmentation, Compose, RandomCrop, RandomFlip
 from clipless.nn import ClipGradient, FollowQuantile
-from clipless.privacy import default_delta
-from clipless.privacy._choices import named_sampling
-from clipless.privacy.sampling._samplers import steps_of_one_pass
+from clipless.privacy import default_delta, named_sampling, steps_of_one_pass
 from clipless.runs._model_kinds import SCATTERING, TABULAR, default_model
 from clipless.runs.config._errors import ConfigError
 from clipless.runs.config._fields import listed, refuse_unknown, typed
@@ -37,7 +35,7 @@ _USUAL_LOSS = {"tau": 10.0}
 _USUAL_STEPS = 400
 
 
-def resolved(config: RunConfig, data: RunData) -> RunConfig:
+def resolved_config(config: RunConfig, data: RunData) -> RunConfig:
     """Return the configuration with everything filled in that was left to defaults."""
     loss = resolved_loss(config.loss)
     model = _resolved_model(config.model, data, binary=loss.name == "binary_cross_entropy")

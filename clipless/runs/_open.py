@@ -13,14 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from clipless.bounds import sensitivity
-from clipless.common._malformed import MALFORMED
+from clipless.common import MALFORMED
 from clipless.errors import CliplessError
 from clipless.folders import RunFile, RunFolder, RunFolderError
 from clipless.losses import CrossEntropy, Loss
 from clipless.nn import certify
-from clipless.privacy import Plan, epsilon
-from clipless.privacy._following import set_thresholds, thresholds
-from clipless.privacy._plan import planned_parameters
+from clipless.privacy import Plan, epsilon, planned_parameters, set_thresholds, thresholds
 from clipless.runs import _build
 from clipless.runs._model_kinds import Kind, kind_of
 from clipless.runs._tabular import as_table, as_trained, criterion_of, encoded
@@ -157,8 +155,7 @@ def _open_tabular(
 def _open_images(
     folder: RunFolder, config: RunConfig, plan: Plan, result: Mapping[str, Any]
 ) -> Run:
-    from clipless.images._recipes import rule_of
-    from clipless.images._run import open_images
+    from clipless.images import open_images, rule_of
 
     described = folder.read_json(RunFile.DATA)
     try:

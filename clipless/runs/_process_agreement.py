@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from clipless.distributed._processes import Processes, processes_present
+from clipless.distributed import Processes, processes_present
 from clipless.errors import CliplessError
 from clipless.runs._model_kinds import kind_of
 from clipless.runs.config._errors import ConfigError
 from clipless.runs.config._sections import RunConfig
-from clipless.training._processes import join_torchrun
+from clipless.training import join_torchrun
 
 Value = TypeVar("Value")
 

@@ -6,7 +6,7 @@ import contextlib
 
 from torch import Tensor
 
-from clipless.distributed._processes import Processes
+from clipless.distributed import Processes
 from clipless.runs.config._sections import RunConfig
 from clipless.training import Callback
 
@@ -17,8 +17,7 @@ def report_callbacks(
     """Return the callbacks, for one process or for one of several."""
     found: list[Callback] = []
     with contextlib.suppress(ImportError):
-        from clipless.report import BoundsCallback, SignalCallback
-        from clipless.report._signal_shared import SharedSignalCallback
+        from clipless.report import BoundsCallback, SharedSignalCallback, SignalCallback
 
         found.append(BoundsCallback())
         found.append(SignalCallback() if processes is None else SharedSignalCallback(processes))

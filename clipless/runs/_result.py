@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clipless.training._result import Stopped
+from clipless.training import Stopped
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless.bounds import clip_products
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.errors import CliplessError
 from clipless.folders import RunFile, RunFolder
 from clipless.losses import Loss
@@ -148,7 +148,7 @@ def measure(estimator: Any, features: Any, target: Any) -> dict[str, float]:
 
 def class_places(estimator: Any, target: Any) -> tuple[Any, Any]:
     """Return for each label whether it is a class of a fitted estimator, and which."""
-    from clipless.sklearn._labels import read_labels
+    from clipless.sklearn import read_labels
 
     names = [cell.name for cell in read_labels(list(estimator.classes_)).cells]
     labels = read_labels(as_table(target))
@@ -158,7 +158,7 @@ def class_places(estimator: Any, target: Any) -> tuple[Any, Any]:
 
 def _with_numbers(target: Any, predicted: Any) -> tuple[Any, Any]:
     """The rows that have a number as their target."""
-    from clipless.sklearn._labels import read_labels
+    from clipless.sklearn import read_labels
 
     labels = read_labels(target)
     numbers = np.array([cell.number for cell in labels.cells])[labels.positions]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipless.common._release import fresh_bits
+from clipless.common import fresh_bits
 from clipless.errors import CliplessError
 from clipless.folders import RunFile, RunFolder
 from clipless.runs import _build
@@ -27,8 +27,7 @@ from clipless.runs.config._errors import ConfigError
 from clipless.runs.config._sections import RunConfig, stored_config
 from clipless.runs.data._digests import check_digests, data_digests, write_digests
 from clipless.runs.data._load import RunData, load_data
-from clipless.training import Callback, FitResult, Trainer
-from clipless.training._state import to_bytes
+from clipless.training import Callback, FitResult, Trainer, to_bytes
 
 # Where things are may change between the parts of a run; what they are may not.
 _PLACES = {"data": ("file", "root", "download"), "training": ("device", "keep_checkpoints")}
@@ -120,11 +119,11 @@ def resolved_config(config: RunConfig, data: RunData) -> RunConfig:
     """Return the configuration with everything filled in that was left to defaults or a rule."""
     kind = kind_of(config.model.name or default_model(data))
     if kind == "network":
-        return _build.resolved(config, data)
+        return _build.resolved_config(config, data)
     refuse_foreign(config, kind)
     if kind == "tabular":
         return resolved_tabular(config, data)
-    from clipless.images._run import resolved_images
+    from clipless.images import resolved_images
 
     return resolved_images(config, data)
 
@@ -146,7 +145,7 @@ def train_on(
         raise ConfigError(f"runs of the kind {kind} take no callbacks")
     if kind == "tabular":
         return train_tabular(config, data, folder, resume=resume, progress=progress)
-    from clipless.images._run import train_images_run
+    from clipless.images import train_images_run
 
     try:
         return train_images_run(config, data, folder, resume=resume, progress=progress)

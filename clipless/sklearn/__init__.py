@@ -2,6 +2,7 @@
 
 from clipless.sklearn._classifier import CliplessClassifier
 from clipless.sklearn._fits import RepeatedFitWarning
+from clipless.sklearn._labels import read_labels, same_labels
 from clipless.sklearn._persistence import load
 from clipless.sklearn._regressor import CliplessRegressor
 from clipless.sklearn._rule import TabularRule
@@ -12,4 +13,6 @@ __all__ = [
     "TabularRule",
     "RepeatedFitWarning",
     "load",
+    "read_labels",
+    "same_labels",
 ]

@@ -16,11 +16,18 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from clipless import nn as lip
-from clipless.common._arguments import missing
-from clipless.common._release import fresh_bits
+from clipless.common import fresh_bits, missing
 from clipless.losses import Loss
-from clipless.privacy import Budget, FullBatch, Ledger, Mechanism, PrivacyOptions, Relation
-from clipless.privacy._choices import SamplingName, named_sampling
+from clipless.privacy import (
+    Budget,
+    FullBatch,
+    Ledger,
+    Mechanism,
+    PrivacyOptions,
+    Relation,
+    SamplingName,
+    named_sampling,
+)
 from clipless.sklearn._bounds import Bounds, public_bounds, with_bounds
 from clipless.sklearn._encoder import Encoder
 from clipless.sklearn._fits import count_fit
@@ -35,9 +42,7 @@ from clipless.sklearn._table import (
     encode,
     read_schema,
 )
-from clipless.statistics._channels import fit_covariance
-from clipless.statistics._private_rows import PrivateRows
-from clipless.statistics._scaling import Scaling, fit_scaling
+from clipless.statistics import PrivateRows, Scaling, fit_covariance, fit_scaling
 from clipless.training import LayerAdam, Trainer, TrainingOptions
 
 _PREDICTION_ROWS = 65_536

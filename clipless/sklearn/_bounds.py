@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from clipless.sklearn._table import Schema
-from clipless.statistics._scaling import Scaling
+from clipless.statistics import Scaling
 
 Bounds = dict[int, tuple[float, float]]
 """The lowest and highest value of some columns, by their positions."""

@@ -12,7 +12,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 
-from clipless.data._cells import Cell
+from clipless.data import Cell
 from clipless.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from clipless.privacy import Ledger
 from clipless.robustness import certified_radius
@@ -26,8 +26,7 @@ from clipless.sklearn._labels import (
     sorted_cells,
 )
 from clipless.sklearn._rule import TabularRule
-from clipless.statistics._private_rows import PrivateRows
-from clipless.statistics._values import value_threshold
+from clipless.statistics import PrivateRows, value_threshold
 
 
 class CliplessClassifier(ClassifierMixin, CliplessEstimator):

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from clipless.spectral import spectral_norm_bound
-from clipless.statistics._channels import decorrelating, noise_radius
-from clipless.statistics._scaling import Scaling
+from clipless.statistics import Scaling, decorrelating, noise_radius
 
 _CUT = 3.0
 _CONSTANT = 0.25

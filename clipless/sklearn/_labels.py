@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils import column_or_1d
 
-from clipless.data._cells import Cell, read_cell, read_cells
+from clipless.data import Cell, read_cell, read_cells
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from clipless.common._malformed import MALFORMED, reason
+from clipless.common import MALFORMED, reason
 from clipless.errors import DamagedFileError
 from clipless.privacy import Plan, PrivacyReport
 from clipless.sklearn._base import CliplessEstimator, build_network

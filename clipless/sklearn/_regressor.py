@@ -15,7 +15,7 @@ from clipless.losses import Huber, Loss
 from clipless.sklearn._base import CliplessEstimator
 from clipless.sklearn._labels import read_labels
 from clipless.sklearn._rule import TabularRule
-from clipless.statistics._scaling import Scaling
+from clipless.statistics import Scaling
 
 _STEEPNESS = 8.0  # how many spreads of the target one unit of the network's output is
 _HUBER = 1.35  # in spreads: 95% as efficient as squared error on Gaussian errors

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clipless.common._arguments import positive
-from clipless.statistics._channels import noise_radius
-from clipless.statistics._scaling import noise_scale, query_noise
+from clipless.common import positive
+from clipless.statistics import noise_radius, noise_scale, query_noise
 
 _MOST_DECORRELATED = 1024
 """Features whose covariance is asked for: a matrix of 8 MiB."""

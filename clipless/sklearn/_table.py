@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clipless.data._cells import Cell, hash_bucket, parse_cell, read_cell, read_cells
+from clipless.data import Cell, hash_bucket, parse_cell, read_cell, read_cells
 
 HASH_BUCKETS = 1024
 """How many buckets categories are hashed into; one more is for missing values."""

@@ -3,7 +3,13 @@
 Everything named `..._bound` is a proof: the true norm is never larger, rounding included.
 """
 
-from clipless.spectral._bounds import gram_bound, residual_bound, spectral_norm_bound
+from clipless.spectral._bounds import (
+    UNIT,
+    gram_bound,
+    gram_iteration,
+    residual_bound,
+    spectral_norm_bound,
+)
 from clipless.spectral._constraints import (
     Certificate,
     Constraint,
@@ -33,4 +39,6 @@ __all__ = [
     "EuclideanBall",
     "RowBall",
     "project_together",
+    "UNIT",
+    "gram_iteration",
 ]

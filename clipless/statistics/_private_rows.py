@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from clipless.common._arguments import missing, positive
-from clipless.common._release import Query, empty_row, release_
+from clipless.common import Query, empty_row, missing, positive, release_
 from clipless.errors import PrivacyError
-from clipless.privacy import FullBatch, Ledger, Mechanism, Relation
-from clipless.privacy._noise import GaussianNoise
+from clipless.privacy import FullBatch, GaussianNoise, Ledger, Mechanism, Relation
 from clipless.statistics._values import leading_values, value_threshold
 
 RowFunction = Callable[..., Tensor]

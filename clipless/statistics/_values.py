@@ -34,7 +34,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from clipless.data._cells import hash_bucket
+from clipless.data import hash_bucket
 
 _BUCKETS = 1 << 20
 """A hundred values share none with a chance of 99.5%; those that do can be lost."""

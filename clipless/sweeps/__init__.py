@@ -5,7 +5,7 @@ Importing this package is quick: optuna and torch are loaded when they are first
 
 from typing import TYPE_CHECKING
 
-from clipless.common._lazy import lazy
+from clipless.common import lazy
 
 if TYPE_CHECKING:
     from clipless.sweeps._definition import Sweep
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from clipless.sweeps._result import SweepResult
     from clipless.sweeps._run import read_sweep, run_sweep
     from clipless.sweeps._space import Choices, Range, Space
+    from clipless.sweeps._summary import selected, write_summary
     from clipless.sweeps._transfer import Scale, total_noise, transfer
     from clipless.sweeps.selection._cost import (
         SelectionCost,
@@ -44,20 +45,50 @@ __all__ = [
     "Scale",
     "transfer",
     "total_noise",
+    "selected",
+    "write_summary",
 ]
 
 if not TYPE_CHECKING:
     _HOMES = {
         "_definition": ("Sweep",),
-        "_pareto": ("pareto_front", "plot_front"),
-        "_presets": ("preset", "presets"),
-        "_records": ("Outcome", "TrialRecord"),
+        "_pareto": (
+            "pareto_front",
+            "plot_front",
+        ),
+        "_presets": (
+            "preset",
+            "presets",
+        ),
+        "_records": (
+            "Outcome",
+            "TrialRecord",
+        ),
         "selection._repetitions": ("Repetitions",),
         "_result": ("SweepResult",),
-        "_run": ("read_sweep", "run_sweep"),
-        "selection._cost": ("SelectionCost", "composition_epsilon", "selection_epsilon"),
-        "_space": ("Choices", "Range", "Space"),
-        "_transfer": ("Scale", "total_noise", "transfer"),
+        "_run": (
+            "read_sweep",
+            "run_sweep",
+        ),
+        "selection._cost": (
+            "SelectionCost",
+            "composition_epsilon",
+            "selection_epsilon",
+        ),
+        "_space": (
+            "Choices",
+            "Range",
+            "Space",
+        ),
+        "_transfer": (
+            "Scale",
+            "total_noise",
+            "transfer",
+        ),
+        "_summary": (
+            "selected",
+            "write_summary",
+        ),
     }
     __getattr__, __dir__ = lazy(
         __name__,

@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from clipless.runs.config._errors import ConfigError
-from clipless.runs.config._fields import read_section, refuse_unknown, require
-from clipless.runs.config._files import layered, read_config_file
+from clipless.runs import (
+    ConfigError,
+    layered,
+    read_config_file,
+    read_section,
+    refuse_unknown,
+    require,
+)
 from clipless.sweeps._presets import preset as read_preset
 from clipless.sweeps._space import Space, flat
 from clipless.sweeps.selection._repetitions import Repetitions, optional_repetitions

@@ -8,14 +8,27 @@ from dataclasses import replace
 from typing import Any
 
 from clipless.accounting import Accountant, require_support
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.errors import PrivacyError
-from clipless.privacy import Mechanism, RenyiFilter, noise_multiplier_for
-from clipless.privacy._choices import named_sampling, relation_for
-from clipless.privacy.sampling._samplers import padded_sampling, steps_of_one_pass
-from clipless.runs import ConfigError, RunConfig, RunData, _build, load_data
-from clipless.runs._model_kinds import default_model, kind_of
-from clipless.runs.config._files import layered
+from clipless.privacy import (
+    Mechanism,
+    RenyiFilter,
+    named_sampling,
+    noise_multiplier_for,
+    padded_sampling,
+    relation_for,
+    steps_of_one_pass,
+)
+from clipless.runs import (
+    ConfigError,
+    RunConfig,
+    RunData,
+    default_model,
+    kind_of,
+    layered,
+    load_data,
+    resolved_config,
+)
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._space import Choices, nested
 
@@ -38,7 +51,7 @@ def planned_run(config: RunConfig, data: RunData) -> tuple[Mechanism, int]:
             f"runs of the kind {kind} choose their releases by a rule of their own, which a sweep "
             "cannot foresee: leave repetitions and scale out, or name a network (model.name)"
         )
-    full = _build.resolved(config, data)
+    full = resolved_config(config, data)
     privacy, training = full.privacy, full.training
     if training.batch_size is None:
         raise missing("batch size")

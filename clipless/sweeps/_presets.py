@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from clipless.runs.config._errors import ConfigError
+from clipless.runs import ConfigError
 
 _CLIPPED = {"clip_quantile": 0.9}
 _BATCHES = {"low": 512, "high": 10_000, "integer": True}

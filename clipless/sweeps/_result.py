@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 
-from clipless.runs.config._files import layered
+from clipless.runs import layered
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._pareto import pareto_front
 from clipless.sweeps._records import PlainHistory, State, TrialRecord

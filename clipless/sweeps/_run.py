@@ -14,8 +14,7 @@ from typing import Any
 
 import optuna
 
-from clipless.runs._torchrun import torchrun_rank
-from clipless.runs.config._errors import ConfigError
+from clipless.runs import ConfigError, torchrun_rank
 from clipless.sweeps import _storage as storage_of
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._records import PlainHistory, Train
@@ -102,7 +101,7 @@ def read_sweep(
 
 def _require_one_process() -> None:
     """Processes that train one model together would take different trials of it."""
-    from clipless.distributed._processes import rank_and_size
+    from clipless.distributed import rank_and_size
 
     if torchrun_rank() is not None or rank_and_size()[1] > 1:
         raise ConfigError(

@@ -15,9 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from clipless.runs.config._errors import ConfigError
-from clipless.runs.config._fields import refuse_unknown, require
-from clipless.runs.config._sections import RunConfig
+from clipless.runs import ConfigError, RunConfig, refuse_unknown, require
 
 if TYPE_CHECKING:
     import optuna

@@ -13,9 +13,9 @@ import optuna
 import sqlalchemy
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 
-from clipless.common._release import fresh_bits
+from clipless.common import fresh_bits
 from clipless.folders import RunFolderError
-from clipless.runs.config._errors import ConfigError
+from clipless.runs import ConfigError
 from clipless.sweeps._definition import Sweep
 
 DATABASE = "sweep.db"

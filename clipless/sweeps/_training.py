@@ -9,9 +9,16 @@ from typing import Any
 import optuna
 
 from clipless.folders import RunFile, RunFolder
-from clipless.runs import ConfigError, RunConfig, load_data, open_run, train_run
-from clipless.runs._model_kinds import default_model, kind_of
-from clipless.runs.config._sections import stored_config
+from clipless.runs import (
+    ConfigError,
+    RunConfig,
+    default_model,
+    kind_of,
+    load_data,
+    open_run,
+    stored_config,
+    train_run,
+)
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._planned import shrunk
 from clipless.sweeps._records import Outcome, PlainHistory, Report

@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clipless.common._arguments import positive
+from clipless.common import positive
 
 if TYPE_CHECKING:
     from clipless.privacy import Mechanism

@@ -11,7 +11,7 @@ import optuna
 from optuna.trial import TrialState
 
 from clipless.folders import RunFile, RunFolder
-from clipless.runs.config._files import layered
+from clipless.runs import layered
 from clipless.sweeps import _storage as storage_of
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._records import PlainHistory, Report, Train

@@ -1,10 +1,12 @@
 """Training: a trainer for people who want no loop, an optimizer for noisy gradients, averages."""
 
 from clipless.training._averaging import WeightAverage
-from clipless.training._callbacks import Callback, MetricsWriter, TensorBoardWriter
+from clipless.training._callbacks import Callback, MetricsWriter, TensorBoardWriter, step_log
 from clipless.training._layer_adam import LayerAdam
 from clipless.training._options import TrainingOptions
-from clipless.training._result import FitResult
+from clipless.training._processes import join_torchrun
+from clipless.training._result import FitResult, Stopped
+from clipless.training._state import generator_states, restore_generators, to_bytes
 from clipless.training._trainer import Trainer
 
 __all__ = [
@@ -16,4 +18,10 @@ __all__ = [
     "TensorBoardWriter",
     "LayerAdam",
     "WeightAverage",
+    "Stopped",
+    "generator_states",
+    "join_torchrun",
+    "restore_generators",
+    "step_log",
+    "to_bytes",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipless.distributed._sharded import joined, reshard, write
+from clipless.distributed import joined, reshard, write
 from clipless.errors import ConstraintError
 from clipless.nn import ConstrainedModule
 from clipless.spectral import Certificate, Constraint

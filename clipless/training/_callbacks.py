@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.folders import RunFile, RunFolder, StepLog
 
 if TYPE_CHECKING:

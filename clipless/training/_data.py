@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from clipless.privacy import PrivateLoader
-from clipless.privacy.sampling._wrapping import check_wrappable
+from clipless.privacy import PrivateLoader, check_wrappable
 
 _EVALUATION_BATCH = 1024
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from clipless.common._arguments import missing
-from clipless.distributed._processes import processes_present
-from clipless.distributed._sharded import (
+from clipless.common import missing
+from clipless.distributed import (
     load_whole_optimizer_state,
     load_whole_state,
+    processes_present,
     whole_state,
 )
 from clipless.errors import BudgetExhaustedError

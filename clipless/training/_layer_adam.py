@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from clipless.distributed._sharded import joined
+from clipless.distributed import joined
 
 _SCALARS = ("step", "second_moment")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless import losses
-from clipless.distributed._sharded import reshard
+from clipless.distributed import reshard
 from clipless.losses import Loss
 from clipless.training._data import pair
 

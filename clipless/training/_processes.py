@@ -13,13 +13,8 @@ from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from clipless.common._arguments import missing
-from clipless.distributed._processes import Processes
-from clipless.distributed._sharded import (
-    is_sharded,
-    noise_prefix,
-    whole_optimizer_state,
-)
+from clipless.common import missing
+from clipless.distributed import Processes, is_sharded, noise_prefix, whole_optimizer_state
 from clipless.errors import PrivacyError
 from clipless.folders import RunFolder
 from clipless.training._metrics import RunningMetrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from clipless.privacy._report import private_words
+from clipless.privacy import private_words
 
 Stopped = Literal["finished", "budget", "interrupted", "failed"]
 

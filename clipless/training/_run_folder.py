@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from clipless.common._malformed import MALFORMED, reason
+from clipless.common import MALFORMED, reason
 from clipless.errors import PrivacyError
 from clipless.folders import CheckpointFile, RunFile, RunFolder
 from clipless.training._averaging import WeightAverage

@@ -16,9 +16,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data import DataLoader
 
 from clipless.bounds import clip_products
-from clipless.common._arguments import missing, says_where
-from clipless.distributed._processes import rank_and_size
-from clipless.distributed._sharded import reshard, whole
+from clipless.common import missing, says_where
+from clipless.distributed import rank_and_size, reshard, whole
 from clipless.losses import Loss
 from clipless.privacy import (
     Ledger,
@@ -26,9 +25,9 @@ from clipless.privacy import (
     PrivacyOptions,
     PrivacyReport,
     PrivateLoader,
+    example_shape,
+    with_arguments,
 )
-from clipless.privacy._choices import example_shape
-from clipless.privacy._options import with_arguments
 from clipless.training._averaging import WeightAverage
 from clipless.training._data import evaluation_batches, inputs_of, training_loader
 from clipless.training._fit import Fit

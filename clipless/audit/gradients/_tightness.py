@@ -13,13 +13,10 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, default_collate
 
 from clipless.audit.gradients._tightness_result import Tightness, summarise
-from clipless.bounds import SensitivityReport, sensitivity
-from clipless.bounds._sensitivity import unwrap
+from clipless.bounds import SensitivityReport, sensitivity, unwrap
 from clipless.losses import Loss
-from clipless.nn._base import scaled_modules, set_loss_scale
-from clipless.nn._gradient import clip_cotangent
-from clipless.privacy._plan import arithmetic_slack
-from clipless.privacy.step._output_guard import guard_room
+from clipless.nn import clip_cotangent, scaled_modules, set_loss_scale
+from clipless.privacy import arithmetic_slack, guard_room
 
 
 def tightness(

@@ -10,8 +10,7 @@ from clipless.audit.gradients._tightness import tightness
 from clipless.audit.gradients._tightness_result import NOTE, Tightness
 from clipless.errors import PrivacyError
 from clipless.folders import RunFile, StepLog
-from clipless.training import Callback
-from clipless.training._callbacks import step_log
+from clipless.training import Callback, step_log
 
 if TYPE_CHECKING:
     from clipless.training import Trainer

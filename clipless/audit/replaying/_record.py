@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clipless.audit.replaying._compare import differences
 from clipless.audit.replaying._result import ReplayedQuery
-from clipless.common._release import Query
+from clipless.common import Query
 from clipless.errors import PrivacyError
 
 

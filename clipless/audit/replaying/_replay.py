@@ -19,9 +19,9 @@ from clipless.audit.replaying._compare import differences, public_files
 from clipless.audit.replaying._empty import Emptied
 from clipless.audit.replaying._record import DivergedError, Recorder, Replayer, UnknownPlaceError
 from clipless.audit.replaying._result import ReplayResult
-from clipless.common._release import Watcher, watched_by
+from clipless.common import Watcher, watched_by
 from clipless.folders import PRIVATE_NAMES
-from clipless.training._state import generator_states, restore_generators
+from clipless.training import generator_states, restore_generators
 
 
 @dataclass

@@ -4,15 +4,15 @@ Importing this package fills the table.
 """
 
 from clipless.bounds.rules import (
-    _activation,
-    _arithmetic,
-    _features,
-    _layers,
-    _modules,
-    _reductions,
-    _shapes,
+    activation,
+    arithmetic,
+    features,
+    layers,
+    modules,
+    reductions,
+    shapes,
 )
-from clipless.bounds.rules._layers import weight_product as weight_product
+from clipless.bounds.rules.layers import weight_product as weight_product
 
-RULE_FILES = (_activation, _arithmetic, _features, _layers, _modules, _reductions, _shapes)
+RULE_FILES = (activation, arithmetic, features, layers, modules, reductions, shapes)
 """The modules that register rules."""

@@ -11,7 +11,7 @@ from clipless.cli._exits import CheckFailedError
 from clipless.cli._options import Debug, Json, Root, RunArgument, require_run
 from clipless.cli._output import emit, note, working
 from clipless.folders import RunFile, RunFolder
-from clipless.runs.config._errors import ConfigError
+from clipless.runs import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,7 +13,7 @@ import typer
 import clipless
 from clipless.cli._options import Debug, Json
 from clipless.cli._output import emit
-from clipless.runs.config._errors import ConfigError
+from clipless.runs import ConfigError
 
 
 def bench(

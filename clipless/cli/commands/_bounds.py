@@ -12,7 +12,7 @@ import typer
 from clipless.cli._config_layers import set_layer
 from clipless.cli._options import Debug, Json, Settings, is_run
 from clipless.cli._output import emit, working
-from clipless.runs.config._errors import ConfigError
+from clipless.runs import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -112,8 +112,7 @@ def _named(
 
 
 def _loss(name: str | None, settings: list[str] | None) -> Loss | float:
-    from clipless.runs._build import build_loss, resolved_loss
-    from clipless.runs.config._sections import Choice
+    from clipless.runs import Choice, build_loss, resolved_loss
 
     if name is not None:
         try:

@@ -10,8 +10,8 @@ import typer
 
 from clipless.cli._options import Debug, Json
 from clipless.cli._output import emit, note, working
-from clipless.common._arguments import missing
-from clipless.runs.config._errors import ConfigError
+from clipless.common import missing
+from clipless.runs import ConfigError
 
 
 class SamplingKind(StrEnum):

@@ -11,7 +11,7 @@ from clipless.cli._exits import CheckFailedError
 from clipless.cli._options import Debug, Json, Root, RunArgument, require_run
 from clipless.cli._output import emit, note, working
 from clipless.folders import RunFile, RunFolder
-from clipless.runs.config._errors import ConfigError
+from clipless.runs import ConfigError
 
 if TYPE_CHECKING:
     from clipless.runs import Run, RunData
@@ -132,7 +132,7 @@ def require_lipschitz(data: RunData) -> None:
 
 
 def _usual_radii(run: Run, data: RunData) -> list[float]:
-    from clipless.runs.data._load import PIXELS
+    from clipless.runs import PIXELS
 
     if run.tabular:
         return list(_SPREADS)

@@ -9,7 +9,7 @@ import typer
 
 from clipless.cli._options import Debug, Json, Root, is_run
 from clipless.cli._output import emit
-from clipless.runs.config._errors import ConfigError
+from clipless.runs import ConfigError
 
 if TYPE_CHECKING:
     from clipless.data import LoadedDataset
@@ -24,9 +24,7 @@ def list_data(root: Root = None, json: Json = False, debug: Debug = False) -> No
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from clipless.data import datasets
-    from clipless.data.sources._layout import data_root
-    from clipless.data.sources._registry import SOURCES
+    from clipless.data import SOURCES, data_root, datasets
 
     folder = data_root(root)
     rows: list[dict[str, Any]] = []
@@ -76,9 +74,7 @@ def _check_run(folder: Path, root: str | None, *, json: bool) -> None:
     from dataclasses import replace
 
     from clipless.folders import RunFolder
-    from clipless.runs.config._sections import stored_config
-    from clipless.runs.data._digests import check_data
-    from clipless.runs.data._load import load_data
+    from clipless.runs import check_data, load_data, stored_config
 
     run = RunFolder.open(folder)
     config = replace(stored_config(run).data, download=False)

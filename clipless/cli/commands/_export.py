@@ -13,7 +13,7 @@ import typer
 
 from clipless.cli._options import Debug, Json, RunArgument, require_run
 from clipless.cli._output import emit, working
-from clipless.runs.config._errors import ConfigError
+from clipless.runs import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

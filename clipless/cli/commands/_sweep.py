@@ -11,8 +11,7 @@ import typer
 from clipless.cli._config_layers import data_layer, flag_layer, set_layer
 from clipless.cli._options import Debug, Json, Settings
 from clipless.cli._output import emit, note
-from clipless.runs.config._errors import ConfigError
-from clipless.runs.config._files import layered, read_config_file
+from clipless.runs import ConfigError, layered, read_config_file
 
 if TYPE_CHECKING:
     from clipless.sweeps import SweepResult
@@ -106,7 +105,7 @@ def sweep(
 
 
 def _present(result: SweepResult, *, plot: bool, json: bool) -> None:
-    from clipless.sweeps._summary import selected, write_summary
+    from clipless.sweeps import selected, write_summary
 
     files = {kind: str(path) for kind, path in write_summary(result, plot=plot).items()}
     cost = result.selection

@@ -14,12 +14,17 @@ from clipless.cli._exits import ExitCode
 from clipless.cli._options import Debug, Json, Root, Settings
 from clipless.cli._output import emit, note
 from clipless.folders import RunFile, RunFolder
-from clipless.runs._torchrun import is_first, restarted, torchrun_rank
-from clipless.runs.config._errors import ConfigError
-from clipless.runs.config._files import layered, read_config_file
-from clipless.runs.config._recipes import recipe as read_recipe
-from clipless.runs.config._recipes import recipes
-from clipless.runs.config._sections import RunConfig
+from clipless.runs import (
+    ConfigError,
+    RunConfig,
+    is_first,
+    layered,
+    read_config_file,
+    recipes,
+    restarted,
+    torchrun_rank,
+)
+from clipless.runs import recipe as read_recipe
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -143,7 +148,7 @@ def _train(
 def _summary(run: TrainedRun) -> Text:
     from rich.text import Text
 
-    from clipless.privacy._report import private_words
+    from clipless.privacy import private_words
 
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in run.metrics.items())
     weights = "averaged" if run.averaged else "last"
@@ -161,7 +166,7 @@ def _decided_by_first(
     decide: Callable[[], tuple[RunConfig, Path, bool]],
 ) -> tuple[RunConfig, Path, bool]:
     """Let process 0 read files and choose a folder: others may have none, or see it too late."""
-    from clipless.runs._process_agreement import RunProcesses
+    from clipless.runs import RunProcesses
 
     return RunProcesses().from_first(decide)
 

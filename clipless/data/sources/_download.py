@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from clipless.common._lock import take_lock
+from clipless.common import take_lock
 from clipless.data._errors import DataFileError
 from clipless.data.sources._contents import checksum, contents_of, holds_one_file
 from clipless.data.sources._info import FileInfo

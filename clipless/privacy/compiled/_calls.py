@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clipless.bounds._shapes import is_rehearsing
-from clipless.common._arguments import missing
+from clipless.bounds import is_rehearsing
+from clipless.common import missing
 from clipless.errors import PrivacyError
-from clipless.kernels._compiled import Compiled
+from clipless.kernels import Compiled
 from clipless.losses import Loss, PerExample
 from clipless.privacy.compiled import _functions as _compile
 from clipless.privacy.compiled._functions import (

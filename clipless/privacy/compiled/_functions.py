@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from clipless.kernels._agreement import close
-from clipless.kernels._compiled import Compiled, Run
+from clipless.kernels import Compiled, Run, close
 from clipless.losses import Loss
-from clipless.nn._gradient import clip_rows
-from clipless.nn._projection import Projection
+from clipless.nn import Projection, clip_rows
 
 if TYPE_CHECKING:
     from clipless.privacy.step._enforcement import Enforcement

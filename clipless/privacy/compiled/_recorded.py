@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.errors import PrivacyError
-from clipless.kernels._agreement import all_close
-from clipless.kernels._compiled import Run
-from clipless.kernels._cuda_graphs import Recording, addresses_of, fresh
+from clipless.kernels import Recording, Run, addresses_of, all_close, fresh
 
 if TYPE_CHECKING:
     from clipless.privacy.step._enforcement import Enforcement

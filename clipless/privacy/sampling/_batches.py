@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.errors import PrivacyError
 from clipless.privacy.sampling._collate import StepCollate
 from clipless.privacy.sampling._wrapping import check_map_style

@@ -12,9 +12,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from clipless.accounting import PoissonSampling, Sampling
-from clipless.common._arguments import missing, says_where
-from clipless.common._release import empty_row
-from clipless.distributed._processes import rank_and_size
+from clipless.common import empty_row, missing, says_where
+from clipless.distributed import rank_and_size
 from clipless.errors import PrivacyError
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._batches import (

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from clipless.accounting import FixedSizeSampling, FullBatch, PoissonSampling, Sampling
-from clipless.common._release import fresh_bits
+from clipless.common import fresh_bits
 from clipless.errors import PrivacyError
 
 _SMALLEST_RATE = 1e-10

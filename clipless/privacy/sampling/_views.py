@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.errors import PrivacyError
 
 

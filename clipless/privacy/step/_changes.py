@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from clipless.bounds import SensitivityReport
 from clipless.errors import PrivacyError
-from clipless.nn._base import scaled_modules
+from clipless.nn import scaled_modules
 from clipless.privacy._following import planned_queries
 from clipless.privacy._plan import Plan, planned_parameters
 

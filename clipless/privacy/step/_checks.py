@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipless.bounds._refusal import any_global_hooks, hooks_of
-from clipless.distributed._sharded import local
+from clipless.bounds import any_global_hooks, hooks_of
+from clipless.distributed import local
 from clipless.errors import PrivacyError
 from clipless.losses import Loss
 from clipless.privacy._precision import Precision

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from clipless.bounds import SensitivityReport
 from clipless.errors import PrivacyError
-from clipless.kernels._bounded_gradients import Limits, row_parameter
-from clipless.nn._base import BoundedModule
+from clipless.kernels import Limits, row_parameter
+from clipless.nn import BoundedModule
 from clipless.privacy._plan import Plan
 from clipless.privacy.compiled._recorded import Pull
 

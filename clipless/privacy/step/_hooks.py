@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from clipless.bounds._shapes import is_rehearsing
+from clipless.bounds import is_rehearsing
 
 
 class SessionHook:

@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from clipless.accounting import Mechanism
-from clipless.common._release import Query, fresh_bits, release_
-from clipless.distributed._fingerprint import fingerprint
+from clipless.common import Query, fresh_bits, release_
+from clipless.distributed import fingerprint
 from clipless.ledger import INSECURE
 from clipless.privacy.step._checks import may_be_read
 

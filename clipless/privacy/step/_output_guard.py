@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clipless.errors import PrivacyError
-from clipless.nn._gradient import clip_rows
+from clipless.nn import clip_rows
 from clipless.privacy.step._checks import may_be_read
 
 if TYPE_CHECKING:

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from clipless.bounds._structure import Snapshot
-from clipless.distributed._group import Team
-from clipless.distributed._sharded import uncovered, whole
-from clipless.distributed._sharded_group import ShardedTeam
+from clipless.bounds import Snapshot
+from clipless.distributed import ShardedTeam, Team, uncovered, whole
 from clipless.nn import certify, prepare_projection
 from clipless.privacy._precision import Precision
 from clipless.privacy.compiled._functions import compiled_projection

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from clipless.bounds import weight_product
 from clipless.errors import ConstraintError
-from clipless.kernels._cuda_graphs import Habit
-from clipless.nn._base import AffineModule
+from clipless.kernels import Habit
+from clipless.nn import AffineModule
 from clipless.privacy._precision import UNITS, WEIGHT_ROOM
-from clipless.spectral._bounds import UNIT, gram_iteration
-from clipless.spectral._constraints import ConvolutionBall, Orthogonal, SpectralBall
+from clipless.spectral import UNIT, ConvolutionBall, Orthogonal, SpectralBall, gram_iteration
 
 # Squarings of the distance from a multiple of the identity, each of which tightens its bound.
 _SQUARINGS = 3

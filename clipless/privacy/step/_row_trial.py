@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clipless.bounds._shapes import seed_generators
+from clipless.bounds import seed_generators
 from clipless.errors import PrivacyError
 from clipless.privacy.compiled._recorded import Pull
 from clipless.privacy.step._gradients import without_autocast

@@ -19,18 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from clipless.accounting import FullBatch
-from clipless.bounds import SensitivityReport
-from clipless.bounds._sensitivity import Shape, input_shapes, prove, traced_model
-from clipless.bounds._shapes import TracedModel
-from clipless.common._arguments import missing
-from clipless.distributed._group import Team, meeting
-from clipless.distributed._sharded import uncovered, whole
-from clipless.distributed._sharded_group import refuse_compiled
+from clipless.bounds import SensitivityReport, Shape, TracedModel, input_shapes, prove, traced_model
+from clipless.common import missing
+from clipless.distributed import Team, meeting, refuse_compiled, uncovered, whole
 from clipless.errors import PrivacyError
-from clipless.ledger import BudgetMeter, Ledger
+from clipless.ledger import Budget, BudgetMeter, Ledger
 from clipless.losses import Loss
-from clipless.nn import ConstrainedModule
-from clipless.nn._base import set_loss_scale
+from clipless.nn import ConstrainedModule, set_loss_scale
 from clipless.privacy._following import Followers
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._plan import Plan
@@ -88,7 +83,6 @@ class TrainingSession:
         plan: Plan,
         ledger: Ledger,
         noise: GaussianNoise,
-        meter: BudgetMeter | None,
         input_shape: Shape,
         report: SensitivityReport,
         projection: bool,
@@ -102,7 +96,7 @@ class TrainingSession:
         self.steps_taken = 0
         self._projection, self._scaler = projection, grad_scaler
         self._input_shapes = input_shapes(input_shape)
-        self._book = StepBook(ledger, meter, last_step=loader.next_step - 1)
+        self._book = StepBook(ledger, _meter(plan, ledger), last_step=loader.next_step - 1)
         self._inside_forward, self._thread = False, threading.current_thread()
         self._parameters = dict(model.named_parameters())
         self._trainable = [self._parameters[p.name] for p in plan.parameters]
@@ -589,3 +583,11 @@ class TrainingSession:
         if self.team is not None and self._followers is not None:
             self._followers.move(self.team.counts)
         self.steps_taken += 1
+
+
+def _meter(plan: Plan, ledger: Ledger) -> BudgetMeter | None:
+    """Return what refuses steps beyond the plan's budget, if it has one."""
+    if plan.target_epsilon is None:
+        return None
+    budget = Budget(epsilon=plan.target_epsilon, delta=plan.delta, accountant=plan.accountant)
+    return BudgetMeter(budget=budget, ledger=ledger)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipless.bounds import sensitivity
-from clipless.common._malformed import MALFORMED
+from clipless.common import MALFORMED
 from clipless.folders import RunFile, RunFolder, json_data, replace_file
 from clipless.training import Callback
 

@@ -9,8 +9,16 @@ from typing import Literal
 
 from clipless.errors import PrivacyError
 from clipless.folders import RunFile
-from clipless.privacy import Mechanism, Plan, PrivacyReport, Relation, delta
-from clipless.privacy._report import _RELATIONS, describe_accountant, describe_sampling
+from clipless.privacy import (
+    RELATIONS,
+    Mechanism,
+    Plan,
+    PrivacyReport,
+    Relation,
+    delta,
+    describe_accountant,
+    describe_sampling,
+)
 from clipless.report._format import number, percent_upper, upper
 
 _FALSE_ALARMS = (0.001, 0.01, 0.1)
@@ -89,7 +97,7 @@ def claim(
         headline=_headline(standing, stated, plan, insecure=insecure),
         epsilon=stated,
         delta=plan.delta,
-        relation=_RELATIONS[plan.relation],
+        relation=RELATIONS[plan.relation],
         replaces=plan.relation is Relation.REPLACE_ONE,
         sampling=describe_sampling(plan.sampling),
         accountant=describe_accountant(plan.accountant),
@@ -152,7 +160,7 @@ def _headline(standing: Standing, epsilon: float | None, plan: Plan, *, insecure
         return "There is no guarantee: noise was left out of at least one release."
     return (
         f"This run was ({upper(epsilon)}, {number(plan.delta)})-differentially private with "
-        f"respect to {_RELATIONS[plan.relation]}."
+        f"respect to {RELATIONS[plan.relation]}."
     )
 
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clipless.privacy import Plan
-from clipless.privacy._plan import ParameterPlan
-from clipless.privacy._report import _RELATIONS, describe_accountant, describe_sampling
+from clipless.privacy import RELATIONS, ParameterPlan, Plan, describe_accountant, describe_sampling
 from clipless.report._format import number
 from clipless.report.sections._checks import Check
 from clipless.spectral import Certificate
@@ -88,7 +86,7 @@ def foundations(plan: Plan, written: Mapping[str, Any] | None) -> Foundations:
 def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
     target = "none" if plan.target_epsilon is None else f"epsilon {number(plan.target_epsilon)}"
     facts = [
-        ("Neighbouring data sets differ by", _RELATIONS[plan.relation]),
+        ("Neighbouring data sets differ by", RELATIONS[plan.relation]),
         ("Sampling", describe_sampling(plan.sampling)),
         ("Gradients are divided by the public constant", number(plan.expected_batch_size)),
         ("Noise multiplier of a step", number(plan.noise_multiplier, 5)),

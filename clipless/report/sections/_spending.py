@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clipless.accounting import meter_of
-from clipless.privacy import Mechanism, Plan, epsilon
-from clipless.privacy._report import describe_sampling
+from clipless.privacy import Mechanism, Plan, describe_sampling, epsilon
 from clipless.report._timeline import Timeline
 
 _POINTS = 24

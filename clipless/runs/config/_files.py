@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipless.common._malformed import MALFORMED, reason
+from clipless.common import MALFORMED, reason
 from clipless.runs.config._errors import ConfigError
 
 # Of each group one key may be given; a later layer's choice replaces an earlier one's.

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
-from clipless.common._malformed import MALFORMED, reason
+from clipless.common import MALFORMED, reason
 from clipless.folders import RunFile, RunFolder, RunFolderError
 from clipless.runs.config._fields import NOTHING, read_section, refuse_unknown, require
 from clipless.runs.config._files import read_config_file

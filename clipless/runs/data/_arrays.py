@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clipless.common._malformed import MALFORMED, reason
+from clipless.common import MALFORMED, reason
 from clipless.data import DataFileError, DataNotFoundError
 
 

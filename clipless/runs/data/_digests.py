@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from clipless.common._release import fresh_bits
+from clipless.common import fresh_bits
 from clipless.folders import RunFile, RunFolder, RunFolderError
 from clipless.runs.data._load import RunData
 

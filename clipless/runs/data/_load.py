@@ -10,17 +10,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.data import (
     ColourSpace,
     DataFileError,
     DataNotFoundError,
     datasets,
     load,
+    parse_cell,
     read_table,
     split_rows,
 )
-from clipless.data._cells import parse_cell
 from clipless.runs.config._errors import ConfigError
 from clipless.runs.config._sections import DataConfig
 from clipless.runs.data._arrays import read_arrays

@@ -26,8 +26,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clipless.accounting import Accountant, History, merge, prepare, require_support
-from clipless.accounting import _rdp as rdp
+from clipless.accounting import Accountant, History, merge, prepare, rdp, require_support
 from clipless.errors import PrivacyError
 from clipless.privacy import epsilon
 from clipless.sweeps.selection._repetitions import Repetitions

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clipless.accounting import History, merge
-from clipless.common._arguments import missing
+from clipless.common import missing
 from clipless.errors import PrivacyError
 from clipless.privacy import Mechanism
 from clipless.sweeps._records import PlainHistory, TrialRecord

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
-from clipless.common._release import fresh_bits
-from clipless.runs.config._fields import read_section, require
+from clipless.common import fresh_bits
+from clipless.runs import read_section, require
 
 Distribution = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
 

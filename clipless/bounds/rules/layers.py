@@ -7,7 +7,7 @@ from typing import Any
 
 from clipless import nn as lip
 from clipless.bounds._rule import Bound, Product, Signal, Site, register, scaling
-from clipless.bounds.rules._activation import saturated
+from clipless.bounds.rules.activation import saturated
 
 _SEVERAL = 8
 """Roundings of layers that are several operations, one after the other, each of which rounds."""

@@ -16,7 +16,7 @@ from typing import Any
 from clipless.accounting._history import Runs
 from clipless.accounting._mechanism import FixedSizeSampling, Mechanism, PoissonSampling, Relation
 from clipless.accounting._pld import neighbouring
-from clipless.common._arguments import missing
+from clipless.common import missing
 
 _ROUNDING = 1e-11
 """Allowance for float64 arithmetic in the logarithm of one step's Rényi moment. Without it a step

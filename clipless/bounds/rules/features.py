@@ -9,7 +9,7 @@ import math
 
 from clipless import nn as lip
 from clipless.bounds._rule import Bound, Product, Signal, Site, register
-from clipless.bounds.rules._activation import saturated
+from clipless.bounds.rules.activation import saturated
 
 
 @register(lip.Scattering2d)

@@ -7,9 +7,9 @@ import math
 from torch import nn
 
 from clipless.bounds._rule import Bound, Signal, Site, register
-from clipless.bounds.rules import _activation as activations
-from clipless.bounds.rules import _reductions as reductions
-from clipless.bounds.rules import _shapes as shapes
+from clipless.bounds.rules import activation as activations
+from clipless.bounds.rules import reductions as reductions
+from clipless.bounds.rules import shapes as shapes
 
 
 @register(nn.Identity)

@@ -183,16 +183,16 @@ def backward(passed: ForwardPass, output_cotangent: float, *, capped: bool = Tru
     for step in reversed(passed.steps):
         arriving = cotangents[step.node]
         for name, jacobian in step.bound.parameters.items():
-            bound = _times(arriving, jacobian)
+            bound = times(arriving, jacobian)
             if capped:
                 bound = min(bound, step.bound.parameter_caps.get(name, math.inf))
             contributions.append((step, name, jacobian, bound))
         for source, lipschitz in zip(step.sources, step.lipschitz, strict=True):
-            leaving = _times(arriving, lipschitz)
+            leaving = times(arriving, lipschitz)
             cotangents[source] += min(leaving, step.bound.cotangent_cap) if capped else leaving
     return BackwardPass(dict(cotangents), contributions)
 
 
-def _times(a: float, b: float) -> float:
+def times(a: float, b: float) -> float:
     """Product of bounds, in which nothing times infinity is nothing."""
     return 0.0 if a == 0 or b == 0 else a * b
