@@ -20,12 +20,12 @@ from clipless.accounting import (
     PoissonSampling,
     Relation,
     _pld,
-    _rdp,
     chosen_delta,
     default_delta,
     delta,
     epsilon,
     epsilon_curve,
+    rdp,
 )
 from clipless.accounting import _epsilon as _accounting
 from clipless.errors import PrivacyError
@@ -207,7 +207,7 @@ def test_cut_poisson_by_renyi_covers_the_attack_on_the_cut(limit, sigma):
         np.logaddexp.reduce([np.log(w) + stats.norm.logpdf(x, mean, sigma) for mean, w in law])
         for law in ([each for each in law.items() if each[1] > 0] for law in laws)
     )
-    orders, bounds = _rdp.step_divergences(poisson(sigma, rate=rate, limit=limit, size=size))
+    orders, bounds = rdp.step_divergences(poisson(sigma, rate=rate, limit=limit, size=size))
     for order, bound in zip(orders, bounds, strict=True):
         if order > 8:
             continue
@@ -217,9 +217,9 @@ def test_cut_poisson_by_renyi_covers_the_attack_on_the_cut(limit, sigma):
 
 
 def test_cut_poisson_by_renyi_is_the_plain_one_where_nothing_is_cut():
-    _, plain = _rdp.step_divergences(poisson(1.0))
-    _, rarely = _rdp.step_divergences(poisson(1.0, limit=900))
-    _, often = _rdp.step_divergences(poisson(1.0, limit=620))
+    _, plain = rdp.step_divergences(poisson(1.0))
+    _, rarely = rdp.step_divergences(poisson(1.0, limit=900))
+    _, often = rdp.step_divergences(poisson(1.0, limit=620))
     assert rarely[:10] == pytest.approx(plain[:10], rel=1e-6)
     assert all(often >= plain)
     assert often[10] > 1.5 * plain[10]
@@ -410,7 +410,7 @@ def test_tiny_rates_are_not_free(rate):
 def test_renyi_rounding_is_on_the_safe_side():
     # The library's divergences of such a step are below the truth at some of the orders.
     rate, sigma = 1e-9, 100.0
-    orders, divergences = _rdp.step_divergences(poisson(sigma, rate=rate))
+    orders, divergences = rdp.step_divergences(poisson(sigma, rate=rate))
     assert np.all(divergences >= orders * rate**2 * math.expm1(sigma**-2) / 2)
 
 

@@ -6,8 +6,7 @@ import optuna
 import pytest
 import torch
 
-from clipless.runs import ConfigError, RunConfig, RunData
-from clipless.runs._build import resolved
+from clipless.runs import ConfigError, RunConfig, RunData, resolved_config
 from clipless.sweeps import Choices, Range, Space, Sweep, preset, presets
 from clipless.sweeps._planned import declared_runs, example_config
 from clipless.sweeps._space import flat, nested
@@ -86,7 +85,7 @@ def test_presets_are_valid_in_every_corner(name):
     corners = [{}] + [{key: value} for key, values in choices.items() for value in values]
     for corner in corners:
         config = example_config(sweep, corner)
-        assert isinstance(resolved(config, data), RunConfig)
+        assert isinstance(resolved_config(config, data), RunConfig)
     assert make_sampler(sweep).__class__.__name__ == "TPESampler"
     assert make_pruner(sweep).__class__.__name__ == "HyperbandPruner"
 
