@@ -8,7 +8,7 @@ sensitivity of every parameter is then proved from the architecture (`clipless.b
 from typing import TYPE_CHECKING
 
 from clipless._version import __version__ as __version__
-from clipless.common import lazy
+from clipless.common import lazy_names
 
 if TYPE_CHECKING:
     from clipless import bounds, errors, losses, nn, privacy, spectral
@@ -37,7 +37,7 @@ if not TYPE_CHECKING:
         "audit", "bounds", "data", "errors", "images", "losses", "models", "nn", "privacy",
         "report", "robustness", "runs", "sklearn", "spectral", "sweeps", "training",
     )  # fmt: skip
-    __getattr__, __dir__ = lazy(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
             **{room: f"clipless.{room}" for room in _ROOMS},

@@ -2,14 +2,14 @@
 
 from clipless.accounting._calibration import noise_multiplier_for, steps_for
 from clipless.accounting._epsilon import chosen_delta, default_delta, delta, epsilon, epsilon_curve
-from clipless.accounting._filter import RenyiFilter, meter_of, stated
+from clipless.accounting._filter import RenyiFilter, meter_accountant, filter_of_name
 from clipless.accounting._history import (
     Accountant,
     AccountantName,
     History,
-    merge,
-    prepare,
-    require_support,
+    merge_releases,
+    prepare_history,
+    require_supported_sampling,
 )
 from clipless.accounting._mechanism import (
     FixedSizeSampling,
@@ -18,7 +18,7 @@ from clipless.accounting._mechanism import (
     PoissonSampling,
     Relation,
     Sampling,
-    require_current,
+    require_supported_relation,
 )
 
 __all__ = [
@@ -28,21 +28,21 @@ __all__ = [
     "FixedSizeSampling",
     "FullBatch",
     "Relation",
-    "require_current",
+    "require_supported_relation",
     "Accountant",
     "AccountantName",
     "History",
-    "merge",
-    "prepare",
-    "require_support",
+    "merge_releases",
+    "prepare_history",
+    "require_supported_sampling",
     "epsilon",
     "delta",
     "epsilon_curve",
     "default_delta",
     "chosen_delta",
     "RenyiFilter",
-    "meter_of",
-    "stated",
+    "meter_accountant",
+    "filter_of_name",
     "noise_multiplier_for",
     "steps_for",
 ]

@@ -26,14 +26,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from clipless.accounting import _pld, rdp
-from clipless.accounting._filter import RenyiFilter, stated
+from clipless.accounting._filter import RenyiFilter, filter_of_name
 from clipless.accounting._history import (
     Accountant,
     History,
     Runs,
-    merge,
-    prepare,
-    require_support,
+    merge_releases,
+    prepare_history,
+    require_supported_sampling,
     variants,
     without_failures,
 )
@@ -54,7 +54,7 @@ def epsilon(history: History, delta: float, *, accountant: Accountant = "pld") -
         1.83
     """
     _require_delta(delta)
-    runs, failure = without_failures(merge(history))
+    runs, failure = without_failures(merge_releases(history))
     if failure >= delta:
         return math.inf
     return _epsilon(runs, float(delta) - failure, _require_accountant(accountant))
@@ -64,7 +64,7 @@ def delta(history: History, epsilon: float, *, accountant: Accountant = "pld") -
     """Return a delta such that `history` is (epsilon, delta)-differentially private."""
     if not epsilon >= 0:
         raise ValueError(f"epsilon must be at least 0, got {epsilon!r}")
-    runs, failure = without_failures(merge(history))
+    runs, failure = without_failures(merge_releases(history))
     if math.isinf(epsilon):
         return min(failure, 1.0)
     return min(_delta(runs, float(epsilon), _require_accountant(accountant)) + failure, 1.0)
@@ -130,10 +130,10 @@ def chosen_delta(delta: float | None, dataset_size: int) -> float:
 def _epsilon(runs: Runs, delta: float, accountant: Accountant) -> float:
     if not runs:
         return 0.0
-    require_support(runs, accountant)
+    require_supported_sampling(runs, accountant)
     if any(mechanism.noise_multiplier == 0 for mechanism, _ in runs):
         return math.inf
-    if (declared := stated(accountant)) is not None:
+    if (declared := filter_of_name(accountant)) is not None:
         return _stated_epsilon(declared, runs, delta)
     order = _fixed_order(accountant)
     try:
@@ -141,7 +141,7 @@ def _epsilon(runs: Runs, delta: float, accountant: Accountant) -> float:
             _pld.epsilon(variant, delta)
             if accountant == "pld"
             else rdp.epsilon(variant, delta, order)
-            for variant in variants(prepare(runs))
+            for variant in variants(prepare_history(runs))
         )
     except (ArithmeticError, ValueError, MemoryError) as error:
         raise _failure(runs, accountant) from error
@@ -157,10 +157,10 @@ def _epsilon(runs: Runs, delta: float, accountant: Accountant) -> float:
 def _delta(runs: Runs, epsilon: float, accountant: Accountant) -> float:
     if not runs:
         return 0.0
-    require_support(runs, accountant)
+    require_supported_sampling(runs, accountant)
     if any(mechanism.noise_multiplier == 0 for mechanism, _ in runs):
         return 1.0
-    if (declared := stated(accountant)) is not None:
+    if (declared := filter_of_name(accountant)) is not None:
         within = declared.fits(declared.spent(runs))
         return rdp.delta_at(declared.order, declared.limit, epsilon) if within else 1.0
     order = _fixed_order(accountant)
@@ -169,7 +169,7 @@ def _delta(runs: Runs, epsilon: float, accountant: Accountant) -> float:
             _pld.delta(variant, epsilon)
             if accountant == "pld"
             else rdp.delta(variant, epsilon, order)
-            for variant in variants(prepare(runs))
+            for variant in variants(prepare_history(runs))
         )
     except (ArithmeticError, ValueError, MemoryError) as error:
         raise _failure(runs, accountant) from error

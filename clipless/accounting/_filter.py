@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clipless.accounting import rdp
-from clipless.accounting._history import History, require_support
+from clipless.accounting._history import History, require_supported_sampling
 from clipless.accounting._mechanism import Mechanism, Relation, Sampling
 
 _SLACK = 1e-9
@@ -63,7 +63,7 @@ class RenyiFilter:
     @classmethod
     def planned(cls, *, epsilon: float, delta: float, mechanism: Mechanism) -> RenyiFilter:
         """Return the filter whose order is best for many releases of a planned mechanism."""
-        require_support(((mechanism, 1),), "rdp")
+        require_supported_sampling(((mechanism, 1),), "rdp")
         orders, divergences = rdp.step_divergences(mechanism)
         best, most = 0.0, 0.0
         for order, cost in zip(orders.tolist(), divergences.tolist(), strict=True):
@@ -114,7 +114,7 @@ class RenyiFilter:
         """Return the divergence of one release at `order`."""
         if mechanism.noise_multiplier == 0:
             return math.inf
-        require_support(((mechanism, 1),), "rdp")
+        require_supported_sampling(((mechanism, 1),), "rdp")
         return rdp.divergence(mechanism, self.order)
 
     def spent(self, history: History) -> float:
@@ -152,13 +152,13 @@ class RenyiFilter:
         return f"filter(epsilon={self.epsilon!r}, delta={self.delta!r}, order={self.order!r})"
 
 
-def meter_of(accountant: str) -> str:
+def meter_accountant(accountant: str) -> str:
     """Return the accountant of what is used up so far: of a filter, Rényi at its order."""
-    declared = stated(accountant)
+    declared = filter_of_name(accountant)
     return accountant if declared is None else declared.meter
 
 
-def stated(accountant: str) -> RenyiFilter | None:
+def filter_of_name(accountant: str) -> RenyiFilter | None:
     """Return the filter that an accountant's name stands for, or None."""
     if not (accountant.startswith("filter(") and accountant.endswith(")")):
         return None

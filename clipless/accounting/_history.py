@@ -27,7 +27,7 @@ _MOST_NOISE_LEVELS = 64
 """Histories with more distinct noise levels are accounted for with some of them rounded down."""
 
 
-def merge(history: History) -> Runs:
+def merge_releases(history: History) -> Runs:
     """Merge equal mechanisms into one run each: the order of releases does not matter.
 
     Runs are ordered by their last appearance, so that what grows comes last.
@@ -54,10 +54,10 @@ def without_failures(runs: Runs) -> tuple[Runs, float]:
     failure = sum(mechanism.failure * count for mechanism, count in runs)
     if not failure:
         return runs, 0.0
-    return merge([(replace(mechanism, failure=0.0), count) for mechanism, count in runs]), failure
+    return merge_releases([(replace(mechanism, failure=0.0), count) for mechanism, count in runs]), failure
 
 
-def prepare(runs: Runs) -> Runs:
+def prepare_history(runs: Runs) -> Runs:
     """Join all unsampled releases into one, and limit the number of noise levels."""
     _refuse_failures(runs)
     sampled: dict[Mechanism, dict[float, int]] = {}
@@ -135,7 +135,7 @@ def _refuse_failures(runs: Runs) -> None:
         )
 
 
-def require_support(runs: Runs, accountant: Accountant) -> None:
+def require_supported_sampling(runs: Runs, accountant: Accountant) -> None:
     """Raise `PrivacyError` for a sampling that `accountant` has no proved bound for."""
     _refuse_failures(runs)
     for mechanism, _ in runs:

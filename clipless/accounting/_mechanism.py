@@ -38,7 +38,7 @@ class Relation(StrEnum):
         return self is kept or (self is Relation.ZERO_OUT and kept is Relation.ADD_REMOVE)
 
 
-def require_current(relation: Relation | str) -> Relation:
+def require_supported_relation(relation: Relation | str) -> Relation:
     """Return the relation, or refuse to begin anything under add/remove."""
     if relation == Relation.ADD_REMOVE:
         raise PrivacyError(

@@ -16,7 +16,7 @@ from typing import Any
 from clipless.accounting._history import Runs
 from clipless.accounting._mechanism import FixedSizeSampling, Mechanism, PoissonSampling, Relation
 from clipless.accounting._pld import neighbouring
-from clipless.common import missing
+from clipless.common import not_set_error
 
 _ROUNDING = 1e-11
 """Allowance for float64 arithmetic in the logarithm of one step's Rényi moment. Without it a step
@@ -114,7 +114,7 @@ def _cut(sampling: PoissonSampling, sigma: float, orders: Any, plain: Any) -> An
 
     size, rate, limit = sampling.dataset_size, sampling.rate, sampling.max_batch_size
     if limit is None:
-        raise missing("limit")
+        raise not_set_error("limit")
     filled = float(stats.binom.sf(limit - 1, size - 1, rate))
     inside = float(stats.binom.sf(limit, size, rate)) * limit / size  # t p
     with np.errstate(divide="ignore"):

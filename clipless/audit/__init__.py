@@ -11,7 +11,7 @@ from clipless.audit._repeated import audit_repeated_training, distinguishing_aud
 from clipless.audit._result import AuditResult, OneRunResult, RepeatedResult
 from clipless.audit._statistics import Estimate
 from clipless.audit._training import audit_training
-from clipless.audit._watch import ReleaseScores
+from clipless.audit._release_scores import ReleaseScores
 from clipless.audit.gradients._attack import (
     AttackResult,
     attack_bounds,
@@ -23,7 +23,7 @@ from clipless.audit.gradients._tightness_callback import TightnessCallback
 from clipless.audit.gradients._tightness_result import ParameterTightness, Tightness
 from clipless.audit.membership._inference import membership_inference
 from clipless.audit.membership._result import AttackOutcome, LowRate, MembershipResult
-from clipless.audit.replaying._empty import Emptied, empty
+from clipless.audit.replaying._empty import DataWithEmptyRecord, with_empty_record
 from clipless.audit.replaying._replay import Recording, record, replay
 from clipless.audit.replaying._result import ReplayedQuery, ReplayResult
 
@@ -53,8 +53,8 @@ __all__ = [
     "replay",
     "record",
     "Recording",
-    "empty",
-    "Emptied",
+    "with_empty_record",
+    "DataWithEmptyRecord",
     "ReplayedQuery",
     "ReplayResult",
     "membership_inference",

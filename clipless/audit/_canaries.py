@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clipless.common import positive
+from clipless.common import require_positive
 
 Examples = tuple[Tensor, Tensor]
 """Inputs and targets, one row for each example."""
@@ -37,7 +37,7 @@ def orthogonal_canaries(
                 [0., 4., 0.],
                 [0., 0., 4.]])
     """
-    positive("norm", norm)
+    require_positive("norm", norm)
     size = math.prod(input_shape)
     if count < 1 or size < 1 or classes < 1:
         raise ValueError(f"count={count}, input_shape={input_shape}, classes={classes}: empty")

@@ -13,8 +13,8 @@ from torch import Tensor
 from clipless.audit._canaries import Examples, draw_coins, insert_canaries
 from clipless.audit._one_run import Guesses, one_run_audit
 from clipless.audit._result import OneRunResult
-from clipless.audit._watch import ReleaseScores, example_losses
-from clipless.common import missing
+from clipless.audit._release_scores import ReleaseScores, example_losses
+from clipless.common import not_set_error
 from clipless.errors import PrivacyError
 from clipless.privacy import Plan, Relation
 from clipless.training import Callback, Trainer
@@ -117,7 +117,7 @@ def train_watched(
         raise PrivacyError("this run was resumed: an audit needs a new trainer, and a new folder")
     if observed == "releases":
         if watch.releases is None:
-            raise missing("releases")
+            raise not_set_error("releases")
         scores = watch.releases.scores
     else:
         scores = before - _losses(trainer, canaries, stand_ins)

@@ -1,14 +1,14 @@
 """Backpropagation for bounds: the rule table, the walk over a traced model, the report."""
 
 from clipless.bounds._clipping import clip_products
-from clipless.bounds._refusal import any_global_hooks, hooks_of
+from clipless.bounds._refusal import has_global_hooks, hooks_of
 from clipless.bounds._report import NodeBound, ParameterBound, SensitivityReport
 from clipless.bounds._rule import (
     Bound,
     Product,
     Rule,
     Signal,
-    Site,
+    CallSite,
     find_rule,
     register,
     unregister,
@@ -16,13 +16,13 @@ from clipless.bounds._rule import (
 from clipless.bounds._sensitivity import (
     Shape,
     input_shapes,
-    prove,
+    prove_bounds,
     sensitivity,
     traced_model,
-    unwrap,
+    unwrap_module,
 )
-from clipless.bounds._shapes import TracedModel, is_rehearsing, seed_generators
-from clipless.bounds._structure import Snapshot
+from clipless.bounds._shapes import TracedModel, is_trial_run, seed_generators
+from clipless.bounds._structure import ModelSnapshot
 from clipless.bounds._trace import check_rules
 from clipless.bounds.rules import RULE_FILES as RULE_FILES
 from clipless.bounds.rules import weight_product
@@ -39,19 +39,19 @@ __all__ = [
     "Product",
     "weight_product",
     "Signal",
-    "Site",
+    "CallSite",
     "Rule",
     "Shape",
-    "Snapshot",
+    "ModelSnapshot",
     "TracedModel",
-    "any_global_hooks",
+    "has_global_hooks",
     "check_rules",
     "find_rule",
     "hooks_of",
     "input_shapes",
-    "is_rehearsing",
-    "prove",
+    "is_trial_run",
+    "prove_bounds",
     "seed_generators",
     "traced_model",
-    "unwrap",
+    "unwrap_module",
 ]

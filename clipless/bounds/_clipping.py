@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from clipless.bounds._sensitivity import Shape, sensitivity, unwrap
+from clipless.bounds._sensitivity import Shape, sensitivity, unwrap_module
 from clipless.losses import Loss
 from clipless.nn import AffineModule, FollowQuantile
 
@@ -36,7 +36,7 @@ def clip_products(
     """
     if fraction is not None and not 0 < fraction <= 1:
         raise ValueError(f"fraction must lie in (0, 1], got {fraction!r}")
-    model = unwrap(model)
+    model = unwrap_module(model)
     layers = {
         f"{path}.weight" if path else "weight": module
         for path, module in model.named_modules()

@@ -185,7 +185,7 @@ def refuse_altered_module(path: str, module: nn.Module) -> None:
         )
 
 
-def any_global_hooks() -> bool:
+def has_global_hooks() -> bool:
     """Whether there are hooks on all modules at once."""
     return bool(
         torch_module._global_forward_hooks
@@ -197,7 +197,7 @@ def any_global_hooks() -> bool:
 
 def refuse_global_hooks() -> None:
     """Refuse hooks on all modules at once, which could change anything anywhere."""
-    if any_global_hooks():
+    if has_global_hooks():
         raise UnsupportedOperationError(
             "a hook is registered on all modules (register_module_..._hook), which could "
             "change activations or gradients unseen. Remove it."

@@ -1,6 +1,6 @@
 """The rule table: what is known about each layer and each torch function.
 
-A rule is a pure function. It receives a `Site` (where and with what the operation is called) and
+A rule is a pure function. It receives a `CallSite` (where and with what the operation is called) and
 the operation's own arguments with a `Signal` in place of every tensor, and returns a `Bound`. Rules
 are looked up by exact type, or by the very function or tensor method: whatever has no rule is
 refused, and no name means anything here.
@@ -86,7 +86,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Site:
+class CallSite:
     """One call of one operation in a traced model."""
 
     where: str
@@ -140,7 +140,7 @@ _RULES: dict[Target, Rule] = {}
 def register(*targets: Target) -> Callable[[Rule], Rule]:
     """Register a rule for module types, functions, or tensor methods such as `torch.Tensor.relu`.
 
-    The rule receives a `Site` and then the arguments of the module's `forward` (or of the
+    The rule receives a `CallSite` and then the arguments of the module's `forward` (or of the
     function) with a `Signal` for every tensor. It must return upper bounds: whoever registers a
     rule vouches for it. Rules hold for the exact type only, never for subclasses.
 
@@ -189,7 +189,7 @@ def registered_types() -> tuple[type[nn.Module], ...]:
     )
 
 
-def scaling(site: Site, x: Signal, factor: float, *, roundings: float) -> Bound:
+def scaling(site: CallSite, x: Signal, factor: float, *, roundings: float) -> Bound:
     """Return l = factor, output factor X: the bound of much that maps zero to zero."""
     if not factor <= LARGEST:
         site.refuse(f"the factor {factor:g} is not finite, or so large that float32 overflows.")

@@ -12,7 +12,7 @@ from torch import nn
 from clipless.bounds import _shapes, walk
 from clipless.bounds._refusal import refuse_self_changing, refuse_unlike_trace
 from clipless.bounds._report import NodeBound, ParameterBound, SensitivityReport
-from clipless.bounds._structure import Snapshot
+from clipless.bounds._structure import ModelSnapshot
 from clipless.bounds._trace import is_leaf
 from clipless.errors import UnboundedSensitivityError
 from clipless.losses import Loss
@@ -53,12 +53,12 @@ def sensitivity(
         >>> round(report.gradient_bounds["1.weight"], 4)
         1.4142
     """
-    model = unwrap(model)
+    model = unwrap_module(model)
     traced = traced_model(model, input_shapes(input_shape))
-    return prove(traced, model, loss=loss, input_norm=input_norm)
+    return prove_bounds(traced, model, loss=loss, input_norm=input_norm)
 
 
-def prove(
+def prove_bounds(
     traced: _shapes.TracedModel,
     model: nn.Module,
     *,
@@ -121,7 +121,7 @@ def prove(
     )
 
 
-def unwrap(model: nn.Module) -> nn.Module:
+def unwrap_module(model: nn.Module) -> nn.Module:
     """Return the module inside `torch.compile` and data-parallel wrappers."""
     while True:
         inner = getattr(model, "_orig_mod", None)
@@ -136,7 +136,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def traced_model(model: nn.Module, shapes: tuple[tuple[int, ...], ...]) -> _shapes.TracedModel:
     """Return the model's graph, which computes what the model computes, or refuse the model."""
-    before, buffers = Snapshot(model), _versions(model)
+    before, buffers = ModelSnapshot(model), _versions(model)
     traced = _shapes.trace(model, shapes)
     # Rules refuse what must not be run backwards, such as windows without a cell.
     walk.forward(traced, model, [1.0] * len(shapes))

@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 
 from clipless.bounds._refusal import explain_shapes, refuse_batch_axis, refuse_mixed_rows
 from clipless.bounds._trace import check_rules, is_query, target_of
-from clipless.kernels import CAPTURING
+from clipless.kernels import TRACING_LOCK
 from clipless.nn import Embedding
 
 # Two sizes, so that an axis that merely happens to have the size of the batch is found out.
@@ -66,7 +66,7 @@ def trace(model: nn.Module, input_shapes: Sequence[tuple[int, ...]]) -> TracedMo
             f"{len(input_shapes)}: give one shape for each, such as ((3, 32, 32), (10,))"
         )
     # Dropout draws numbers: a report must not change what the user's program draws next.
-    with torch.no_grad(), _rehearsal(), _own_randomness(model):
+    with torch.no_grad(), trial_run(), _own_randomness(model):
         inputs = _random_inputs(graph, model, input_shapes, _BATCH_SIZES[0])
         whole = _run(graph, model, constants, inputs)
         fewer = _run(graph, model, constants, [x[: _BATCH_SIZES[1]] for x in inputs], whole)
@@ -287,7 +287,7 @@ def agrees_with_model(traced: TracedModel, model: nn.Module) -> bool:
     if not isinstance(output, fx.Node):
         return True  # refused later, for not being one tensor
     sources = [t for t in (*inputs, *model.parameters()) if t.requires_grad]
-    with torch.enable_grad(), _rehearsal(), _own_randomness(model):
+    with torch.enable_grad(), trial_run(), _own_randomness(model):
         seed_generators(model)
         by_graph = _run(traced.graph, model, traced.constants, inputs)[output]
         seed_generators(model)
@@ -325,15 +325,15 @@ class _Rehearsing(threading.local):
 _rehearsing = _Rehearsing()
 
 
-def is_rehearsing() -> bool:
+def is_trial_run() -> bool:
     """Whether this thread runs a model on random entries just to compare it with its trace."""
     return _rehearsing.here
 
 
 @contextmanager
-def _rehearsal() -> Iterator[None]:
+def trial_run() -> Iterator[None]:
     before = _rehearsing.here
-    with CAPTURING:  # other threads would draw from the same global generators
+    with TRACING_LOCK:  # other threads would draw from the same global generators
         _rehearsing.here = True
         try:
             yield

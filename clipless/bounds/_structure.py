@@ -27,7 +27,7 @@ _TABLES = (
 _values = methodcaller("values")
 
 
-class Snapshot:
+class ModelSnapshot:
     """All that a model consisted of at one time. It keeps what it saw, so that no `id` returns."""
 
     def __init__(self, model: nn.Module) -> None:

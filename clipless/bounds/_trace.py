@@ -28,7 +28,7 @@ from clipless.bounds._refusal import (
     refuse_target,
 )
 from clipless.bounds._rule import find_rule, registered_types
-from clipless.kernels import CAPTURING
+from clipless.kernels import TRACING_LOCK
 from clipless.nn import ConstrainedModule
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -61,7 +61,7 @@ def check_rules(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
 
 def _traced(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor], list[str]]:
     """Return the graph, the tensors created on the fly, and what random numbers came from."""
-    with CAPTURING:
+    with TRACING_LOCK:
         before, generators = set(vars(model)), _generator_states()
         try:
             with _Draws() as draws:

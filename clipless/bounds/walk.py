@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from clipless.bounds._refusal import place_of, refuse_parameter, refuse_target
-from clipless.bounds._rule import LARGEST, Bound, Product, Signal, Site, find_rule
+from clipless.bounds._rule import LARGEST, Bound, Product, Signal, CallSite, find_rule
 from clipless.bounds._shapes import TracedModel, depends_on_batch, fetch
 from clipless.bounds._trace import target_of
 from clipless.errors import UnsupportedOperationError
@@ -28,7 +28,7 @@ class Step:
     """One operation of the model: its rule's answer, and the nodes it reads, in their order."""
 
     node: fx.Node
-    site: Site
+    site: CallSite
     bound: Bound
     sources: tuple[fx.Node, ...]
     lipschitz: tuple[float, ...]
@@ -85,7 +85,7 @@ def _apply_rule(
     node: fx.Node, traced: TracedModel, model: nn.Module, signals: dict[fx.Node, Any]
 ) -> Step:
     module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
-    site = Site(
+    site = CallSite(
         where=place_of(node),
         output_shape=traced.shapes[node][0],
         target=target_of(node, module),
@@ -119,7 +119,7 @@ def _apply_rule(
 
 
 def _check_answer(
-    site: Site,
+    site: CallSite,
     bound: Bound,
     lipschitz: tuple[float, ...],
     sources: tuple[fx.Node, ...],

@@ -11,7 +11,7 @@ from rich.text import Text
 from clipless import privacy
 from clipless.accounting import Accountant, Sampling
 from clipless.cli._epsilon_meaning import meaning, summary
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.errors import BudgetExhaustedError
 from clipless.folders import RunFile, RunFolder, RunFolderError
 from clipless.privacy import (
@@ -105,9 +105,9 @@ def answer_of_numbers(
         chosen = privacy.chosen_delta(delta, examples)
         if noise_multiplier is None:
             if epsilon is None:
-                raise missing("epsilon")
+                raise not_set_error("epsilon")
             if count is None:
-                raise missing("count")
+                raise not_set_error("count")
             noise_multiplier = privacy.noise_multiplier_for(
                 target_epsilon=epsilon,
                 target_delta=chosen,
@@ -119,7 +119,7 @@ def answer_of_numbers(
         mechanism = Mechanism(noise_multiplier=noise_multiplier, sampling=drawn, relation=relation)
         if count is None:
             if epsilon is None:
-                raise missing("epsilon")
+                raise not_set_error("epsilon")
             asked = "steps"
             count = privacy.steps_for(
                 target_epsilon=epsilon,

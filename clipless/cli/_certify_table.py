@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clipless.runs import ConfigError, as_table
+from clipless.runs import ConfigError, as_arrays
 
 if TYPE_CHECKING:
     from clipless.runs import Run, RunData
@@ -25,7 +25,7 @@ def certified_table(
 
     if not hasattr(run.estimator, "classes_"):
         raise ConfigError("a regression makes no decisions: there is nothing to certify")
-    features, target = (as_table(part)[:examples] for part in data.test)
+    features, target = (as_arrays(part)[:examples] for part in data.test)
     right = same_labels(run.estimator.predict(features), target)
     kept = np.where(right, run.estimator.certified_radius(features), -1.0)
     largest = 1.02 * max(float(kept.max()), *radii, 1e-12)

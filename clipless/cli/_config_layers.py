@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clipless.runs import ConfigError, layered, parse_value
+from clipless.runs import ConfigError, merge_config_layers, parse_value
 
 _SECTIONS = ("data", "model", "loss", "privacy", "training")
 _FILES = (".csv", ".tsv", ".gz", ".parquet", ".pq", ".npz")
@@ -44,7 +44,7 @@ def set_layer(settings: Sequence[str] | None) -> dict[str, Any]:
             section, name = "model", section
         if section not in _SECTIONS:
             raise ConfigError(f"--set {text}: the sections are {', '.join(_SECTIONS)}")
-        layer = layered(layer, {section: {name: parse_value(value)}})
+        layer = merge_config_layers(layer, {section: {name: parse_value(value)}})
     return layer
 
 

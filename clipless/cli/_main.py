@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TextIO
 
 from clipless.cli._exits import CheckFailedError, ExitCode, exit_code_of
 from clipless.cli._output import error_console, flush, note
-from clipless.runs import is_first, torchrun_rank
+from clipless.runs import is_first_process, torchrun_rank
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -85,5 +85,5 @@ def _show_warning(
     file: TextIO | None = None, line: str | None = None,
 ) -> None:  # fmt: skip
     """One paragraph without a line of code, from one of several processes."""
-    if is_first():
+    if is_first_process():
         note(f"Warning: {message}")

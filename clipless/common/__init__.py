@@ -1,9 +1,9 @@
 """What every room shares: checks of arguments, lazy names, damaged files, the place of releases."""
 
-from clipless.common._arguments import missing, positive, says_where
-from clipless.common._lazy import lazy
+from clipless.common._arguments import not_set_error, require_positive, names_moved_arguments
+from clipless.common._lazy import lazy_names
 from clipless.common._lock import take_lock
-from clipless.common._malformed import MALFORMED, reason
+from clipless.common._malformed import MALFORMED_ERRORS, error_text
 from clipless.common._release import (
     Query,
     Watcher,
@@ -15,18 +15,18 @@ from clipless.common._release import (
 )
 
 __all__: list[str] = [
-    "MALFORMED",
+    "MALFORMED_ERRORS",
     "Query",
     "Watcher",
     "empty_row",
     "fresh_bits",
-    "lazy",
-    "missing",
-    "positive",
+    "lazy_names",
+    "not_set_error",
+    "require_positive",
     "publish",
-    "reason",
+    "error_text",
     "release_",
-    "says_where",
+    "names_moved_arguments",
     "take_lock",
     "watched_by",
 ]

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
 
-def missing(what: str) -> RuntimeError:
+def not_set_error(what: str) -> RuntimeError:
     """Return the error for something that an earlier stage must have set, and has not."""
     return RuntimeError(f"{what} is not set, which an earlier stage should have done.")
 
 
-def positive(name: str, value: float) -> float:
+def require_positive(name: str, value: float) -> float:
     """Return `value` as a float, or refuse what is not a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{name} must be a number, got {value!r}.")
@@ -26,7 +26,7 @@ def positive(name: str, value: float) -> float:
     return float(value)
 
 
-def says_where(**places: type) -> Callable[[_Callable], _Callable]:
+def names_moved_arguments(**places: type) -> Callable[[_Callable], _Callable]:
     """Return a decorator whose function names the place of an argument that is not its own.
 
     `places` has, for an argument that takes an object of options, the class of that object. A
@@ -38,7 +38,7 @@ def says_where(**places: type) -> Callable[[_Callable], _Callable]:
         >>> @dataclasses.dataclass(frozen=True)
         ... class Colours:
         ...     ink: str = "black"
-        >>> @says_where(colours=Colours)
+        >>> @names_moved_arguments(colours=Colours)
         ... def draw(*, colours=Colours()):
         ...     return colours.ink
         >>> draw(ink="red")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def lazy(
+def lazy_names(
     package: str, names: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a package.
@@ -23,7 +23,7 @@ def lazy(
             itself, below the package, is a module.
 
     Example:
-        >>> find, _ = lazy("clipless", {"errors": "clipless.errors"})
+        >>> find, _ = lazy_names("clipless", {"errors": "clipless.errors"})
         >>> find("errors").__name__
         'clipless.errors'
     """

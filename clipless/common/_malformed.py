@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MALFORMED = (
+MALFORMED_ERRORS = (
     ValueError,
     KeyError,
     TypeError,
@@ -13,11 +13,11 @@ MALFORMED = (
 )
 
 
-def reason(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return a message that a reader can use: a bare key does not say what is wrong.
 
     Example:
-        >>> reason(KeyError("delta"))
+        >>> error_text(KeyError("delta"))
         "it lacks 'delta'"
     """
     if isinstance(error, KeyError):

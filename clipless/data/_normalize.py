@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clipless.common import positive
+from clipless.common import require_positive
 from clipless.data._pixels import ROUNDING, as_pixels
 from clipless.nn import BoundedInput
 
@@ -65,7 +65,7 @@ class Standardize:
                 f"mean and deviation need one value per channel, got {len(mean)} and "
                 f"{len(deviation)}"
             )
-        self.deviation = tuple(positive("deviation", value) for value in deviation)
+        self.deviation = tuple(require_positive("deviation", value) for value in deviation)
         self.mean = tuple(float(value) for value in mean)
         if not all(map(math.isfinite, self.mean)):
             raise ValueError(f"mean must be finite, got {self.mean}")

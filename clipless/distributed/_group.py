@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clipless.common import Query, missing
+from clipless.common import Query, not_set_error
 from clipless.distributed._fingerprint import fingerprint
 from clipless.distributed._ownership import Shares
 from clipless.distributed._processes import Processes
@@ -131,9 +131,9 @@ def meeting(session: TrainingSession) -> Iterator[None]:
 def _state_of(session: TrainingSession) -> tuple[Any, ...]:
     progress = session._book.progress
     if progress is None:
-        raise missing("progress")
+        raise not_set_error("progress")
     if session.team is None:
-        raise missing("team")
+        raise not_set_error("team")
     due = session.steps_taken % CHECK_EVERY == 0 and not session.team.sharded
     weights = fingerprint(list(session.model.parameters())) if due else 0
     return (progress.step, progress.micro_batches, session.plan.noise_multiplier, weights)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.errors import CliplessError, PrivacyError
 
 if dist.is_available():
@@ -171,7 +171,7 @@ def _control_group() -> Any:
     """A group whose messages go between CPUs; made once for every default group."""
     default = dist.group.WORLD
     if default is None:
-        raise missing("default")
+        raise not_set_error("default")
     if torch.device("cpu") in default._device_types:
         return default
     if default not in _control_groups:

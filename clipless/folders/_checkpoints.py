@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-from clipless.common import MALFORMED, reason
+from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.folders._layout import CheckpointFile
 from clipless.folders._writing import sync_directory, write_file
 
@@ -113,11 +113,11 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, bytes]:
                 f"not {_FORMAT} version {_VERSION}"
             )
         digests = dict(manifest["files"])
-    except (OSError, *MALFORMED) as error:
+    except (OSError, *MALFORMED_ERRORS) as error:
         if isinstance(error, UnreadableCheckpointError):
             raise
         raise UnreadableCheckpointError(
-            f"{folder / _MANIFEST} cannot be read: {reason(error)}"
+            f"{folder / _MANIFEST} cannot be read: {error_text(error)}"
         ) from error
     files = {}
     for name, digest in digests.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from clipless.common import MALFORMED, reason
+from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.folders._checkpoints import CheckpointStore
 from clipless.folders._errors import RunFolderError
 from clipless.folders._json import json_data
@@ -100,9 +100,9 @@ class RunFolder:
                 raise ValueError(f"it must say {FORMAT} and a whole number as its version")
         except FileNotFoundError:
             return 1
-        except (OSError, *MALFORMED) as error:
+        except (OSError, *MALFORMED_ERRORS) as error:
             raise RunFolderError(
-                f"{path} was damaged: {reason(error)}. It holds the version of the folder's "
+                f"{path} was damaged: {error_text(error)}. It holds the version of the folder's "
                 "layout: restore it from a backup."
             ) from error
         return int(found["version"])
@@ -157,8 +157,8 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path} has no {name.value}: it is not a run folder, or not whole"
             ) from error
-        except (OSError, *MALFORMED) as error:
-            raise RunFolderError(f"{self.file(name)} was damaged: {reason(error)}") from error
+        except (OSError, *MALFORMED_ERRORS) as error:
+            raise RunFolderError(f"{self.file(name)} was damaged: {error_text(error)}") from error
         return dict(data)
 
     def write_plan(
@@ -188,8 +188,8 @@ class RunFolder:
                 belongs_to=dict(data.get("belongs_to") or {}),
                 written_by=dict(data.get("written_by") or {}),
             )
-        except (OSError, *MALFORMED) as error:
-            why = error.strerror if isinstance(error, OSError) else reason(error)
+        except (OSError, *MALFORMED_ERRORS) as error:
+            why = error.strerror if isinstance(error, OSError) else error_text(error)
             raise RunFolderError(
                 f"{path} cannot be read: {why}. It says what the run is about, so restore it from "
                 "a backup."

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipless.common import MALFORMED
+from clipless.common import MALFORMED_ERRORS
 from clipless.folders._writing import replace_file
 
 
@@ -46,7 +46,7 @@ class StepLog:
         kept = []
         text = self.path.read_text(errors="replace") if self.path.exists() else ""
         for line in text.splitlines():
-            with contextlib.suppress(*MALFORMED):
+            with contextlib.suppress(*MALFORMED_ERRORS):
                 fields = json.loads(line)
                 if fields["kind"] != "header" and int(fields["step"]) <= step:
                     kept.append(fields)

@@ -1,6 +1,6 @@
 """Private image classifiers: scattering features, private standardisation, one linear layer."""
 
-from clipless.images._front import ImageFeatures
+from clipless.images._features import ImageFeatures
 from clipless.images._model import build_network, decorrelation
 from clipless.images._recipes import RecipeResult, image_recipes, rule_of, run_recipe
 from clipless.images._rule import ImageRule

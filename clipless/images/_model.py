@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from clipless import nn as lip
-from clipless.images._front import ImageFeatures
+from clipless.images._features import ImageFeatures
 from clipless.images._rule import ImageRule
-from clipless.statistics import ChannelStatistics, decorrelating, noise_radius
+from clipless.statistics import ChannelStatistics, decorrelation_matrix, noise_radius
 
 
 def build_network(
@@ -77,4 +77,4 @@ def decorrelation(ridge: float, covariance: Tensor, *, noise: float) -> lip.Chan
     """
     variance = float(torch.linalg.eigvalsh(covariance).clamp(min=0).sum())
     added = max(ridge * variance, noise_radius(noise, len(covariance)))
-    return lip.ChannelMix(decorrelating(covariance, added=added))
+    return lip.ChannelMix(decorrelation_matrix(covariance, added=added))

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import torch
 
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.images._rule import ImageRule
 from clipless.images._train import TrainedImages, train_images
 from clipless.runs import (
@@ -19,7 +19,7 @@ from clipless.runs import (
     recipe,
     recipes,
     refuse_unknown,
-    typed,
+    as_type,
 )
 
 SCATTERING = "scattering"
@@ -70,13 +70,13 @@ def rule_of(config: RunConfig, *, examples: int) -> ImageRule:
         raise ConfigError("images by scattering need privacy.epsilon: the rule starts from it")
     given = dict(config.model.settings)
     choices = {
-        key: typed(given.pop(key), bool, where=f"model.{key}") for key in _CHOICES if key in given
+        key: as_type(given.pop(key), bool, where=f"model.{key}") for key in _CHOICES if key in given
     }
     rule = ImageRule.choose(examples=examples, epsilon=config.privacy.epsilon, **choices)
     kinds = get_type_hints(ImageRule)
     refuse_unknown(given, kinds, where=f"[model] {SCATTERING}")
     changes: dict[str, Any] = {
-        key: typed(value, kinds[key], where=f"model.{key}") for key, value in given.items()
+        key: as_type(value, kinds[key], where=f"model.{key}") for key, value in given.items()
     }
     return replace(rule, **changes)
 
@@ -109,7 +109,7 @@ def run_recipe(
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     images, labels = (part.to(target) for part in found.train)
     if config.privacy.epsilon is None:
-        raise missing("epsilon")
+        raise not_set_error("epsilon")
     trained = train_images(
         images,
         labels,

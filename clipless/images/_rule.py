@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clipless.common import positive
+from clipless.common import require_positive
 from clipless.statistics import channel_query_noise
 
 
@@ -62,7 +62,7 @@ class ImageRule:
         `mirror`: for images whose class does not change in a mirror; letters and digits do.
         `certified`: keep the network 1-Lipschitz in pixels, for certificates.
         """
-        positive("epsilon", epsilon)
+        require_positive("epsilon", epsilon)
         # Larger batches cost time and save noise: less than 7% below this size.
         share = min(0.05 * (1 + epsilon), 1 / 3)
         batch_size = min(max(1024, round(share * examples)), examples)

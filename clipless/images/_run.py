@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor, nn
 
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.folders import RunFolder
 from clipless.images._model import build_network
 from clipless.images._recipes import SCATTERING, rule_of
@@ -43,7 +43,7 @@ def train_images_run(
             "spent."
         )
     if config.privacy.epsilon is None:
-        raise missing("epsilon")
+        raise not_set_error("epsilon")
     device = torch.device(config.training.device or "cpu")
     images, labels = (part.to(device) for part in data.train)
     trained = train_images(
@@ -59,7 +59,7 @@ def train_images_run(
     digest = folder.write_weights(_weights(trained.model))
     plan = trained.privacy.plan
     if plan is None:
-        raise missing("plan")
+        raise not_set_error("plan")
     folder.write_plan(plan.to_dict(), belongs_to={"dataset_size": plan.sampling.dataset_size})
     test, expected = (part.to(device) for part in data.test)
     return TrainedRun(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clipless.common import missing
-from clipless.images._front import ImageFeatures
+from clipless.common import not_set_error
+from clipless.images._features import ImageFeatures
 from clipless.images._model import build_network, decorrelation, standardization, trained_part
 from clipless.images._rule import ImageRule
 from clipless.losses import CrossEntropy
@@ -196,6 +196,6 @@ def _train(
     )
     result = trainer.fit(rows.hand_over())
     if trainer.average is None:
-        raise missing("average")
+        raise not_set_error("average")
     trainer.average.copy_to(trainer.model)
     return result.steps, trainer.report()

@@ -1,57 +1,57 @@
 """What is fast: sorting, norms, row scaling, bounded weight gradients, CUDA graphs, compilation."""
 
-from clipless.kernels._agreement import all_close, close
+from clipless.kernels.compilation._cuda_graphs import all_are_close, is_close
 from clipless.kernels._bounded_gradients import (
-    Clip,
-    Limits,
-    convolution,
-    early_norm,
-    embedding,
+    LimitKind,
+    GradientLimits,
+    bounded_convolution,
+    precomputed_norm,
+    bounded_embedding,
     example_norm,
-    linear,
-    rounded,
-    rounds_products,
-    row_parameter,
+    bounded_linear,
+    to_bfloat16,
+    autocasts_to_bfloat16,
+    per_example_parameter,
 )
-from clipless.kernels._capture import CAPTURING
-from clipless.kernels._compiled import Compiled, Run
-from clipless.kernels._cuda_graphs import Habit, Recording, addresses_of, fresh
+from clipless.kernels.compilation._tracing import TRACING_LOCK
+from clipless.kernels.compilation._compiled import CompiledFunction, AnyFunction
+from clipless.kernels.compilation._cuda_graphs import LazyCudaGraph, RecordedGraph, data_pointers, clone_all
 from clipless.kernels._exceedance import ExceedanceCount
-from clipless.kernels._norms import euclidean_norms
-from clipless.kernels._row_scaling import guarded, scale_into_ball
-from clipless.kernels._sorting import sort_pairs
-from clipless.kernels._tracing import compiled
-from clipless.kernels._weight_sums import Geometry
-from clipless.kernels._window_norms import GlobalNorms, WindowNorms, root
+from clipless.kernels.layers._norms import euclidean_norms
+from clipless.kernels.layers._row_scaling import make_finite_and_bounded, scale_into_ball
+from clipless.kernels.layers._sorting import sort_pairs
+from clipless.kernels.compilation._tracing import is_compiling
+from clipless.kernels._weight_sums import ConvolutionGeometry
+from clipless.kernels.layers._window_norms import GlobalNorms, WindowNorms, safe_sqrt
 
 __all__: list[str] = [
-    "CAPTURING",
-    "Clip",
-    "Compiled",
+    "TRACING_LOCK",
+    "LimitKind",
+    "CompiledFunction",
     "ExceedanceCount",
-    "Geometry",
+    "ConvolutionGeometry",
     "GlobalNorms",
-    "Habit",
-    "Limits",
-    "Recording",
-    "Run",
+    "LazyCudaGraph",
+    "GradientLimits",
+    "RecordedGraph",
+    "AnyFunction",
     "WindowNorms",
-    "addresses_of",
-    "all_close",
-    "close",
-    "compiled",
-    "convolution",
-    "early_norm",
-    "embedding",
+    "data_pointers",
+    "all_are_close",
+    "is_close",
+    "is_compiling",
+    "bounded_convolution",
+    "precomputed_norm",
+    "bounded_embedding",
     "euclidean_norms",
     "example_norm",
-    "fresh",
-    "guarded",
-    "linear",
-    "root",
-    "rounded",
-    "rounds_products",
-    "row_parameter",
+    "clone_all",
+    "make_finite_and_bounded",
+    "bounded_linear",
+    "safe_sqrt",
+    "to_bfloat16",
+    "autocasts_to_bfloat16",
+    "per_example_parameter",
     "scale_into_ball",
     "sort_pairs",
 ]

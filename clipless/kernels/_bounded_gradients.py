@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from clipless.kernels._dispatch import kernels_for
 from clipless.kernels._exceedance import ExceedanceCount
 from clipless.kernels._weight_sums import (
-    Geometry,
+    ConvolutionGeometry,
     convolution_weight,
     lies_row_by_row,
     linear_weight,
@@ -40,7 +40,7 @@ from clipless.kernels._weight_sums import (
     transformed,
 )
 
-Limits = Mapping[str, float]
+GradientLimits = Mapping[str, float]
 """How large one example's gradient may be, by the parameter's name; others have no limit."""
 
 _LONGEST_SUM = 4096
@@ -48,7 +48,7 @@ _LONGEST_SUM = 4096
 
 
 @dataclass(frozen=True)
-class Clip:
+class LimitKind:
     """How a weight's limit is meant: one that acts by design, or a proved one that never should."""
 
     by_design: bool = False
@@ -56,38 +56,38 @@ class Clip:
     """Counts the examples above the limit, for one that follows a quantile."""
 
 
-def rounds_products(x: Tensor) -> bool:
+def autocasts_to_bfloat16(x: Tensor) -> bool:
     """Whether products with `x` are to be taken in bfloat16, by autocast."""
     device = x.device.type
     return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
 
 
-def rounded(x: Tensor) -> Tensor:
+def to_bfloat16(x: Tensor) -> Tensor:
     """Return `x` in bfloat16, for products in bfloat16."""
     return x.to(torch.bfloat16)
 
 
-def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, limits: Limits, clip: Clip | None = None
+def bounded_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, limits: GradientLimits, clip: LimitKind | None = None
 ) -> Tensor:
     """`F.linear`, rounded if x is; every example's gradients keep to their limits."""
-    norms = early_norm(x) if "weight" in limits else None
+    norms = precomputed_norm(x) if "weight" in limits else None
     output: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, norms, limits.get("weight"), limits.get("bias"), clip or Clip()
+        x, weight, bias, norms, limits.get("weight"), limits.get("bias"), clip or LimitKind()
     )
     return output
 
 
-def convolution(
+def bounded_convolution(
     x: Tensor,
     kernel: Tensor,
     bias: Tensor | None,
-    geometry: Geometry,
+    geometry: ConvolutionGeometry,
     *,
     gain: float,
     input_norm: Tensor | None,
-    limits: Limits,
-    clip: Clip | None = None,
+    limits: GradientLimits,
+    clip: LimitKind | None = None,
 ) -> Tensor:
     """A convolution, rounded if x is; every example's gradients keep to their limits.
 
@@ -95,13 +95,13 @@ def convolution(
     is to be that before padding; otherwise, and with a limit for the weight, it is taken from x.
     """
     output: Tensor = _Convolution.apply(  # type: ignore[no-untyped-call]
-        x, kernel, bias, input_norm, limits.get("weight"), limits.get("bias"), clip or Clip(),
+        x, kernel, bias, input_norm, limits.get("weight"), limits.get("bias"), clip or LimitKind(),
         gain, geometry,
     )  # fmt: skip
     return output
 
 
-def embedding(tokens: Tensor, table: Tensor, limits: Limits) -> Tensor:
+def bounded_embedding(tokens: Tensor, table: Tensor, limits: GradientLimits) -> Tensor:
     """`F.embedding`; the gradient of one example with T tokens is at most `sqrt(T) ||g||`."""
     if "weight" not in limits:
         return F.embedding(tokens, table)
@@ -109,7 +109,7 @@ def embedding(tokens: Tensor, table: Tensor, limits: Limits) -> Tensor:
     return rows
 
 
-def row_parameter(parameter: Tensor, rows: int, limit: float | None) -> Tensor:
+def per_example_parameter(parameter: Tensor, rows: int, limit: float | None) -> Tensor:
     """Return a copy of a small parameter for every example, (rows, *shape).
 
     Autograd then finds every example's own gradient; those are scaled to the limit and added up.
@@ -120,7 +120,7 @@ def row_parameter(parameter: Tensor, rows: int, limit: float | None) -> Tensor:
     return copies
 
 
-def early_norm(x: Tensor) -> Tensor | None:
+def precomputed_norm(x: Tensor) -> Tensor | None:
     """The norms of a layer's inputs, where a compiler makes them a part of what computes x.
 
     Elsewhere they are taken in the backward pass, of what the gradient is computed from: x is not
@@ -195,7 +195,7 @@ def _weight_factors(
     input_norm: Tensor | None,
     limit: float | None,
     gain: float,
-    clip: Clip,
+    clip: LimitKind,
 ) -> Tensor | None:
     """The factors of the examples in the weight's gradient; None if all are 1.
 
@@ -218,7 +218,7 @@ def _weight_factors(
 
 def _like(x: Tensor, operand: Tensor) -> Tensor:
     """The other operand of a product with `x`: rounded if x is."""
-    return rounded(operand) if x.dtype == torch.bfloat16 else operand
+    return to_bfloat16(operand) if x.dtype == torch.bfloat16 else operand
 
 
 def _summable(tensor: Tensor) -> Tensor:
@@ -244,7 +244,7 @@ class _Linear(torch.autograd.Function):
         input_norm: Tensor | None,
         weight_limit: float | None,
         bias_limit: float | None,
-        clip: Clip,
+        clip: LimitKind,
     ) -> Tensor:
         return F.linear(x, _like(x, weight), None if bias is None else _like(x, bias))
 
@@ -286,9 +286,9 @@ class _Convolution(torch.autograd.Function):
         input_norm: Tensor | None,
         weight_limit: float | None,
         bias_limit: float | None,
-        clip: Clip,
+        clip: LimitKind,
         gain: float,
-        geometry: Geometry,
+        geometry: ConvolutionGeometry,
     ) -> Tensor:
         function = F.conv1d if x.ndim == 3 else F.conv2d
         shift = None if bias is None else _like(x, bias)

@@ -8,4 +8,4 @@ from __future__ import annotations
 
 import threading
 
-CAPTURING = threading.RLock()
+TRACING_LOCK = threading.RLock()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clipless.kernels._dispatch import kernels_for
 
-Geometry = tuple[list[int], list[int], list[int], int]
+ConvolutionGeometry = tuple[list[int], list[int], list[int], int]
 """Stride, padding and dilation of a convolution, and its groups."""
 
 _LIBRARY = torch.library.Library("clipless", "FRAGMENT")
@@ -48,7 +48,7 @@ def convolution_weight(
     x: Tensor,
     factors: Tensor | None,
     kernel: Tensor,
-    geometry: Geometry,
+    geometry: ConvolutionGeometry,
     *,
     in_place: bool,
 ) -> Tensor:

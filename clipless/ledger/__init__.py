@@ -2,7 +2,7 @@
 
 from clipless.ledger._budget import Budget, BudgetMeter, accountant_of, delta_of
 from clipless.ledger._file import LedgerInUseError, read_closed_ledger, read_ledger
-from clipless.ledger._format import INSECURE, EntryKind, LedgerText, parse, timestamp
+from clipless.ledger._format import INSECURE, EntryKind, LedgerText, parse_ledger, utc_timestamp
 from clipless.ledger._ledger import Ledger
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "delta_of",
     "EntryKind",
     "LedgerText",
-    "parse",
-    "timestamp",
+    "parse_ledger",
+    "utc_timestamp",
     "INSECURE",
 ]

@@ -12,7 +12,7 @@ from clipless.accounting import (
     Sampling,
     chosen_delta,
     epsilon,
-    meter_of,
+    meter_accountant,
     noise_multiplier_for,
     steps_for,
 )
@@ -56,7 +56,7 @@ class Budget:
 
     def spent(self, history: History) -> float:
         """Return the epsilon of `history` at the budget's delta; of a filter, the part used."""
-        return epsilon(history, self.delta, accountant=meter_of(self.accountant))
+        return epsilon(history, self.delta, accountant=meter_accountant(self.accountant))
 
     def allows(self, history: History) -> bool:
         """Return whether `history` keeps the budget."""
@@ -69,7 +69,7 @@ class Budget:
             target_delta=self.delta,
             mechanism=mechanism,
             history=history,
-            accountant=meter_of(self.accountant),
+            accountant=meter_accountant(self.accountant),
         )
 
     def require_all(self, ledger: Ledger, releases: History) -> None:
@@ -100,7 +100,7 @@ class Budget:
         """
         return noise_multiplier_for(
             target_epsilon=self.epsilon, target_delta=self.delta, steps=steps, sampling=sampling,
-            relation=ledger.relation, accountant=meter_of(self.accountant),
+            relation=ledger.relation, accountant=meter_accountant(self.accountant),
             history=(*ledger.history(), *before),
         )  # fmt: skip
 

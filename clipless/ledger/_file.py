@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clipless.common import take_lock
 from clipless.errors import LedgerError
-from clipless.ledger._format import HEADER_START, EntryKind, LedgerText, decode, parse
+from clipless.ledger._format import HEADER_START, EntryKind, LedgerText, decode, parse_ledger
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 _READER_ATTEMPTS, _READER_PAUSE = 5, 0.05
@@ -174,10 +174,10 @@ def read_ledger(path: str | os.PathLike[str]) -> LedgerText:
     except OSError as error:
         raise LedgerError(f"cannot read the ledger {path}: {error}") from error
     lines, unfinished = split_lines(data, name=str(path))
-    text = parse(lines, name=str(path))
+    text = parse_ledger(lines, name=str(path))
     with contextlib.suppress(ValueError):
         decode(unfinished, text.digests[-1])
-        return parse([*lines, unfinished], name=str(path))
+        return parse_ledger([*lines, unfinished], name=str(path))
     return text
 
 

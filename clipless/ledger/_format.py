@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from clipless.accounting import Mechanism, Relation, RenyiFilter
-from clipless.common import MALFORMED, fresh_bits, reason
+from clipless.common import MALFORMED_ERRORS, fresh_bits, error_text
 from clipless.errors import LedgerError
 
 FORMAT = "clipless-ledger"
@@ -158,11 +158,11 @@ def header_fields(
         "relation": relation.value,
         **({} if filter is None else {"filter": filter.to_dict()}),
         "identifier": f"{fresh_bits(64):016x}",
-        "time": timestamp(),
+        "time": utc_timestamp(),
     }
 
 
-def timestamp() -> str:
+def utc_timestamp() -> str:
     """Return the present moment, in universal time, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -191,7 +191,7 @@ def _digest(text: str, previous: str) -> str:
     return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
-def parse(lines: Iterable[str], *, name: str) -> LedgerText:
+def parse_ledger(lines: Iterable[str], *, name: str) -> LedgerText:
     """Read a whole ledger; raise `LedgerError` naming `name` and the line if anything is amiss."""
     header: dict[str, Any] | None = None
     entries: list[LedgerEntry] = []
@@ -206,8 +206,8 @@ def parse(lines: Iterable[str], *, name: str) -> LedgerText:
             else:
                 entry = _read_entry(fields, number, header, reservations)
                 entries.append(entry)
-        except MALFORMED as error:
-            raise LedgerError(f"{name}, line {number}: {reason(error)}") from error
+        except MALFORMED_ERRORS as error:
+            raise LedgerError(f"{name}, line {number}: {error_text(error)}") from error
         kept.append(line)
         digests.append(digest)
     if header is None:

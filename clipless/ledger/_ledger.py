@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from clipless.accounting import Mechanism, Relation, RenyiFilter, require_current
+from clipless.accounting import Mechanism, Relation, RenyiFilter, require_supported_relation
 from clipless.common import publish
 from clipless.errors import BudgetExhaustedError, LedgerError
 from clipless.ledger import _process
@@ -24,8 +24,8 @@ from clipless.ledger._format import (
     encode,
     header_fields,
     is_insecure,
-    parse,
-    timestamp,
+    parse_ledger,
+    utc_timestamp,
 )
 from clipless.ledger._runs import RunSteps, releases_of_run
 
@@ -294,7 +294,7 @@ class Ledger:
         """
         with self._mutex:
             self._check_writable()
-            other = parse(snapshot.splitlines(), name="the ledger in the checkpoint")
+            other = parse_ledger(snapshot.splitlines(), name="the ledger in the checkpoint")
             mine, its = ((e.dataset_size, e.relation, e.filter) for e in (self, other))
             if its != mine:
                 raise LedgerError(
@@ -367,14 +367,14 @@ class Ledger:
         if not lines:
             if dataset_size is None or relation is None:
                 raise LedgerError(f"{name} is new: give it dataset_size and relation")
-            relation = require_current(relation)
+            relation = require_supported_relation(relation)
             header = header_fields(dataset_size=dataset_size, relation=relation, filter=filter)
             line, _ = encode(header, "")
             lines = [line]
             if self._file is not None:
                 self._file.append(line, after=0)
                 self._file.sync_directory()
-        text = parse(lines, name=name)
+        text = parse_ledger(lines, name=name)
         size, asked = dataset_size or text.dataset_size, relation or text.relation
         if size != text.dataset_size or not asked.continues(text.relation):
             raise LedgerError(
@@ -429,7 +429,7 @@ class Ledger:
         entry = LedgerEntry(
             line=len(self._written) + 1,
             kind=kind,
-            time=timestamp(),
+            time=utc_timestamp(),
             mechanism=mechanism,
             count=count,
             label=label,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clipless.common import positive
+from clipless.common import require_positive
 from clipless.kernels import scale_into_ball
 from clipless.losses._base import Loss, Reduction
 from clipless.losses._validation import (
@@ -39,7 +39,7 @@ class CrossEntropy(Loss):
 
     def __init__(self, tau: float = 1.0, *, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
-        self.tau = positive("tau", tau)
+        self.tau = require_positive("tau", tau)
 
     @property
     def lipschitz(self) -> float:
@@ -86,7 +86,7 @@ class BinaryCrossEntropy(Loss):
 
     def __init__(self, tau: float = 1.0, *, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
-        self.tau = positive("tau", tau)
+        self.tau = require_positive("tau", tau)
 
     @property
     def lipschitz(self) -> float:
@@ -131,7 +131,7 @@ class CosineSimilarity(Loss):
 
     def __init__(self, floor: float, *, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
-        self.floor = positive("floor", floor)
+        self.floor = require_positive("floor", floor)
 
     @property
     def lipschitz(self) -> float:

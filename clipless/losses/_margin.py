@@ -9,7 +9,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from clipless.common import positive
+from clipless.common import require_positive
 from clipless.losses._base import Loss, Reduction
 from clipless.losses._validation import (
     binary_signs,
@@ -111,7 +111,7 @@ class MulticlassHinge(_MarginLoss):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__(classes=classes, reduction=reduction)
-        self.margin = positive("margin", margin)
+        self.margin = require_positive("margin", margin)
         self.class_reduction = one_of("class_reduction", class_reduction, ("mean", "sum"))
 
     @property
@@ -208,8 +208,8 @@ class HingeKR(_MarginLoss):
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__(classes=classes, reduction=reduction)
-        self.alpha = positive("alpha", alpha)
-        self.margin = positive("margin", margin)
+        self.alpha = require_positive("alpha", alpha)
+        self.margin = require_positive("margin", margin)
         self.class_reduction = one_of("class_reduction", class_reduction, ("mean", "sum"))
 
     @property

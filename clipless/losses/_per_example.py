@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clipless.common import positive
+from clipless.common import require_positive
 from clipless.errors import LabelError
 from clipless.losses._base import Loss, Reduction
 
@@ -46,7 +46,7 @@ class PerExample(Loss):
                 "Make them part of the model."
             )
         self.fn = fn
-        self._lipschitz = positive("lipschitz", lipschitz)
+        self._lipschitz = require_positive("lipschitz", lipschitz)
 
     @property
     def lipschitz(self) -> float:

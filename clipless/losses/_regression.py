@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from clipless.common import positive
+from clipless.common import require_positive
 from clipless.kernels import scale_into_ball
 from clipless.losses._base import Loss, Reduction
 from clipless.losses._validation import optional_count, output_count, regression_rows
@@ -77,7 +77,7 @@ class Huber(Loss):
 
     def __init__(self, delta: float = 1.0, *, reduction: Reduction = "mean") -> None:
         super().__init__(reduction=reduction)
-        self.delta = positive("delta", delta)
+        self.delta = require_positive("delta", delta)
 
     @property
     def lipschitz(self) -> float:
@@ -121,8 +121,8 @@ class SquaredError(Loss):
         self, output_bound: float, target_bound: float, *, reduction: Reduction = "mean"
     ) -> None:
         super().__init__(reduction=reduction)
-        self.output_bound = positive("output_bound", output_bound)
-        self.target_bound = positive("target_bound", target_bound)
+        self.output_bound = require_positive("output_bound", output_bound)
+        self.target_bound = require_positive("target_bound", target_bound)
 
     @property
     def lipschitz(self) -> float:

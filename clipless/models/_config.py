@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from clipless.common import positive
+from clipless.common import require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def _checked(name: str, value: Any, kind: Any) -> Any:
     if kind is int:
         return _count(name, value)
     if kind is float:
-        return positive(name, value)
+        return require_positive(name, value)
     if not isinstance(value, kind):
         raise ValueError(f"{name} must be a {kind.__name__}, got {value!r}")
     return value

@@ -1,7 +1,7 @@
 """Lipschitz layers: plain `nn.Module`s with ordinary parameters and proved norms."""
 
 from clipless.nn._activation import Absolute, FullSort, GroupSort, Householder, MaxMin
-from clipless.nn._adaptive import FollowQuantile
+from clipless.nn._gradient import FollowQuantile
 from clipless.nn._base import (
     AffineModule,
     BoundedModule,
@@ -10,7 +10,7 @@ from clipless.nn._base import (
     constrained_modules,
     prepare_projection,
     project,
-    scaled_modules,
+    clipping_modules,
     set_loss_scale,
 )
 from clipless.nn._conv import SpectralConv1d, SpectralConv2d
@@ -36,7 +36,7 @@ from clipless.nn._pooling import (
 )
 from clipless.nn._projection import Projection
 from clipless.nn._residual import Residual
-from clipless.nn._scattering import Scattering2d
+from clipless.nn.scattering._scattering import Scattering2d
 from clipless.nn._standardize import ChannelMix, ChannelStandardize, GroupNormalize
 
 __all__ = [
@@ -79,7 +79,7 @@ __all__ = [
     "clip_cotangent",
     "clip_rows",
     "constrained_modules",
-    "scaled_modules",
+    "clipping_modules",
     "set_loss_scale",
     "GlobalAvgPoolBase",
     "GlobalL2NormPoolBase",

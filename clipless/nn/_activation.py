@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from clipless.kernels import Limits, row_parameter, sort_pairs
+from clipless.kernels import GradientLimits, per_example_parameter, sort_pairs
 from clipless.nn._base import BoundedModule
 
 
@@ -114,10 +114,10 @@ class Householder(BoundedModule):
         return self._reflect(x, self.angles)
 
     def forward_bounded(
-        self, x: Tensor, parameters: Mapping[str, Tensor], limits: Limits
+        self, x: Tensor, parameters: Mapping[str, Tensor], limits: GradientLimits
     ) -> Tensor:
         """Compute what `forward` does, with limits: see `BoundedModule`."""
-        angles = row_parameter(parameters["angles"], x.shape[0], limits.get("angles"))
+        angles = per_example_parameter(parameters["angles"], x.shape[0], limits.get("angles"))
         # One angle for each pair of each example, the same at all positions.
         positions = [1] * (x.ndim - 2)
         return self._reflect(x, angles.view(x.shape[0], *positions, -1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from clipless.common import positive
+from clipless.common import require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class FollowQuantile:
         """Refuse settings that mean nothing."""
         if not 0 < self.quantile < 1:
             raise ValueError(f"quantile must lie between 0 and 1, got {self.quantile!r}")
-        positive("rate", self.rate)
+        require_positive("rate", self.rate)
         if not 0 < self.smallest < 1:
             raise ValueError(f"smallest must lie between 0 and 1, got {self.smallest!r}")
 

@@ -9,10 +9,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from clipless.common import positive
+from clipless.common import require_positive
 from clipless.errors import ConstraintError
-from clipless.kernels import Clip, ExceedanceCount, Limits
-from clipless.nn._adaptive import FollowQuantile
+from clipless.kernels import LimitKind, ExceedanceCount, GradientLimits
+from clipless.nn._gradient import FollowQuantile
 from clipless.nn._projection import Projection, certificates_of, refuse_two_constraints
 from clipless.spectral import Certificate, Constraint, EuclideanBall
 
@@ -21,7 +21,7 @@ class BoundedModule(nn.Module):
     """A layer that can keep what one example adds to its parameters' gradients within limits."""
 
     def forward_bounded(
-        self, x: Tensor, parameters: Mapping[str, Tensor], limits: Limits
+        self, x: Tensor, parameters: Mapping[str, Tensor], limits: GradientLimits
     ) -> Tensor:
         """Compute what `forward` does, with these parameters instead of the layer's own.
 
@@ -95,9 +95,9 @@ class AffineModule(ConstrainedModule):
             self.register_buffer("weight_clip_state", state)
             self.register_load_state_dict_post_hook(_read_weight_clip)  # type: ignore[no-untyped-call]
 
-    def _clip(self) -> Clip:
+    def _clip(self) -> LimitKind:
         count = None if self.follow is None else self.exceeded
-        return Clip(by_design=self.weight_clip is not None, count=count)
+        return LimitKind(by_design=self.weight_clip is not None, count=count)
 
     def threshold(self) -> float:
         """The limit that follows a quantile."""
@@ -107,7 +107,7 @@ class AffineModule(ConstrainedModule):
 
     def set_threshold(self, value: float) -> None:
         """Change the limit of the weight's gradient."""
-        self.weight_clip = positive("weight_clip", value)
+        self.weight_clip = require_positive("weight_clip", value)
         state = self._buffers.get("weight_clip_state")
         if state is not None:
             state.fill_(self.weight_clip)
@@ -120,7 +120,7 @@ class AffineModule(ConstrainedModule):
         return self.forward_bounded(x, own, limits)
 
     def _register_bias(self, size: int, wanted: bool, bias_norm: float, **where: object) -> None:
-        self.bias_norm = positive("bias_norm", bias_norm)
+        self.bias_norm = require_positive("bias_norm", bias_norm)
         if wanted:
             self.bias = nn.Parameter(torch.zeros(size, **where))  # type: ignore[call-overload]
         else:
@@ -152,11 +152,11 @@ def draw_orthogonal(weight: Tensor, *, gain: float) -> None:
 
 def set_loss_scale(model: nn.Module, scale: float) -> None:
     """Tell all layers that clip gradients by what factor every example's loss is weighted."""
-    for _, module in scaled_modules(model):
+    for _, module in clipping_modules(model):
         module.loss_scale = scale
 
 
-def scaled_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def clipping_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the layers that clip gradients, or could, with their paths."""
     for path, module in model.named_modules():
         if type(module).__module__.startswith("clipless.nn.") and hasattr(module, "loss_scale"):

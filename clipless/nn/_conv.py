@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.common import positive
+from clipless.common import require_positive
 from clipless.kernels import (
-    Geometry,
-    Limits,
-    compiled,
-    convolution,
-    early_norm,
+    ConvolutionGeometry,
+    GradientLimits,
+    is_compiling,
+    bounded_convolution,
+    precomputed_norm,
     example_norm,
-    rounded,
-    rounds_products,
-    row_parameter,
+    to_bfloat16,
+    autocasts_to_bfloat16,
+    per_example_parameter,
 )
 from clipless.nn._base import AffineModule, draw_orthogonal
 from clipless.spectral import (
@@ -78,7 +78,7 @@ class _SpectralConv(AffineModule):
         self.groups = groups
         self.padding_mode = padding_mode
         self.padding = self._resolve_padding(padding)
-        self.norm = positive("norm", norm)
+        self.norm = require_positive("norm", norm)
         self.constraint = constraint
         self.certificate_size = (
             None
@@ -110,17 +110,17 @@ class _SpectralConv(AffineModule):
         self.project()
 
     def forward_bounded(
-        self, x: Tensor, parameters: Mapping[str, Tensor], limits: Limits
+        self, x: Tensor, parameters: Mapping[str, Tensor], limits: GradientLimits
     ) -> Tensor:
         """(batch, in_channels, *size) -> (batch, out_channels, *size')."""
         weight, bias = parameters["weight"], parameters["bias"]
-        if rounds_products(x):
-            x = rounded(x)
+        if autocasts_to_bfloat16(x):
+            x = to_bfloat16(x)
         symmetric = [before for before, _ in self.padding]
         padded = self.padding_mode == "circular"
         norm = None
         if "weight" in limits:
-            norm = example_norm(x.detach()) if padded else early_norm(x)
+            norm = example_norm(x.detach()) if padded else precomputed_norm(x)
         if padded:
             x = F.pad(x, self._flat_padding(), mode="circular")
             symmetric = [0] * self.axes
@@ -128,12 +128,12 @@ class _SpectralConv(AffineModule):
             x = F.pad(x, self._flat_padding())
             symmetric = [0] * self.axes
         geometry = (list(self.stride), symmetric, list(self.dilation), self.groups)
-        if compiled() and x.dtype != torch.bfloat16:
+        if is_compiling() and x.dtype != torch.bfloat16:
             # The factor comes last, where a compiler makes it a part of the kernels around it.
             image = self._convolve(x, weight, None, geometry, norm, limits) * self.scale
             if bias is None:
                 return image
-            shift = row_parameter(bias, x.shape[0], limits.get("bias"))
+            shift = per_example_parameter(bias, x.shape[0], limits.get("bias"))
             return image + shift.view(*shift.shape, *[1] * self.axes)
         # The weight's gradient is N times the kernel's.
         factors = {"weight": 1 / self.scale, "bias": 1.0}
@@ -145,14 +145,14 @@ class _SpectralConv(AffineModule):
         x: Tensor,
         kernel: Tensor,
         bias: Tensor | None,
-        geometry: Geometry,
+        geometry: ConvolutionGeometry,
         norm: Tensor | None,
-        limits: Limits,
+        limits: GradientLimits,
     ) -> Tensor:
         """Convolve, with limits if there are any: patches have norm at most sqrt(m) ||x||."""
         if not limits and x.dtype != torch.bfloat16:
             return (F.conv1d if self.axes == 1 else F.conv2d)(x, kernel, bias, *geometry)
-        return convolution(
+        return bounded_convolution(
             x, kernel, bias, geometry, gain=math.sqrt(self.multiplicity), input_norm=norm,
             limits=limits, clip=self._clip(),
         )  # fmt: skip

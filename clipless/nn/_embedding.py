@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.common import positive
-from clipless.kernels import Limits, embedding
+from clipless.common import require_positive
+from clipless.kernels import GradientLimits, bounded_embedding
 from clipless.nn._base import ConstrainedModule
 from clipless.spectral import Constraint, RowBall
 
@@ -39,7 +39,7 @@ class Embedding(ConstrainedModule):
             raise ValueError(f"sizes must be positive, got {num_embeddings} x {embedding_dim}")
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
-        self.norm = positive("norm", norm)
+        self.norm = require_positive("norm", norm)
         self.weight = nn.Parameter(
             torch.empty(num_embeddings, embedding_dim, device=device, dtype=dtype)
         )
@@ -61,10 +61,10 @@ class Embedding(ConstrainedModule):
         return F.embedding(tokens, self.weight)
 
     def forward_bounded(
-        self, x: Tensor, parameters: Mapping[str, Tensor], limits: Limits
+        self, x: Tensor, parameters: Mapping[str, Tensor], limits: GradientLimits
     ) -> Tensor:
         """Compute what `forward` does, with limits: see `BoundedModule`."""
-        return embedding(x, parameters["weight"], limits)
+        return bounded_embedding(x, parameters["weight"], limits)
 
     def to_torch(self) -> nn.Module:
         """Return an `nn.Embedding` with the same table."""

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipless.common import positive
-from clipless.kernels import ExceedanceCount, guarded
-from clipless.nn._adaptive import FollowQuantile
+from clipless.common import require_positive
+from clipless.kernels import ExceedanceCount, make_finite_and_bounded
+from clipless.nn._gradient import FollowQuantile
 
 
 class ClipGradient(nn.Module):
@@ -26,9 +26,9 @@ class ClipGradient(nn.Module):
         self, norm: float, *, follow: FollowQuantile | None = None, loss_scale: float = 1.0
     ) -> None:
         super().__init__()
-        self.norm = positive("norm", norm)
+        self.norm = require_positive("norm", norm)
         self.follow = follow
-        self.loss_scale = positive("loss_scale", loss_scale)
+        self.loss_scale = require_positive("loss_scale", loss_scale)
         self.exceeded = ExceedanceCount()
         if follow is not None:  # a threshold that moves is part of the model's state
             self.register_buffer("norm_state", torch.tensor(self.norm, dtype=torch.float64))
@@ -40,7 +40,7 @@ class ClipGradient(nn.Module):
 
     def set_threshold(self, value: float) -> None:
         """Change the limit."""
-        self.norm = positive("norm", value)
+        self.norm = require_positive("norm", value)
         if self.follow is not None:
             self.norm_state.fill_(self.norm)  # type: ignore[operator]
 
@@ -93,4 +93,4 @@ def clip_rows(rows: Tensor, norm: float) -> Tensor:
 
     A finite row within the norm is returned bit for bit.
     """
-    return guarded(rows, norm)
+    return make_finite_and_bounded(rows, norm)

@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from clipless.common import positive
-from clipless.kernels import guarded
+from clipless.common import require_positive
+from clipless.kernels import make_finite_and_bounded
 
 
 class BoundedInput(nn.Module):
@@ -29,12 +29,12 @@ class BoundedInput(nn.Module):
         super().__init__()
         if mode not in ("clip", "sphere"):
             raise ValueError(f'mode must be "clip" or "sphere", got {mode!r}')
-        self.norm = positive("norm", norm)
+        self.norm = require_positive("norm", norm)
         self.mode = mode
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, ...) -> the same shape, every example of norm at most `norm`."""
-        return guarded(x, self.norm, sphere=self.mode == "sphere")
+        return make_finite_and_bounded(x, self.norm, sphere=self.mode == "sphere")
 
     def extra_repr(self) -> str:
         """The arguments, for printing."""

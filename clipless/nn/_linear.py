@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.common import positive
-from clipless.kernels import Limits, linear, rounded, rounds_products
+from clipless.common import require_positive
+from clipless.kernels import GradientLimits, bounded_linear, to_bfloat16, autocasts_to_bfloat16
 from clipless.nn._base import AffineModule, draw_orthogonal
 from clipless.spectral import Constraint, EuclideanBall, Orthogonal, SpectralBall
 
@@ -31,7 +31,7 @@ class _Linear(AffineModule):
             raise ValueError(f"features must be positive, got {in_features} -> {out_features}")
         self.in_features = in_features
         self.out_features = out_features
-        self.norm = positive("norm", norm)
+        self.norm = require_positive("norm", norm)
         self.weight = nn.Parameter(
             torch.empty(out_features, in_features, device=device, dtype=dtype)
         )
@@ -46,15 +46,15 @@ class _Linear(AffineModule):
         self.project()
 
     def forward_bounded(
-        self, x: Tensor, parameters: Mapping[str, Tensor], limits: Limits
+        self, x: Tensor, parameters: Mapping[str, Tensor], limits: GradientLimits
     ) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
         weight, bias = parameters["weight"], parameters["bias"]
-        if rounds_products(x):
-            x = rounded(x)
+        if autocasts_to_bfloat16(x):
+            x = to_bfloat16(x)
         elif not limits:
             return F.linear(x, weight, bias)
-        return linear(x, weight, bias, limits, self._clip())
+        return bounded_linear(x, weight, bias, limits, self._clip())
 
     def to_torch(self) -> nn.Module:
         """Return an `nn.Linear` with the same weights."""

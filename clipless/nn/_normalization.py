@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from clipless.common import positive
+from clipless.common import require_positive
 from clipless.kernels import scale_into_ball
 from clipless.nn._activation import own_axis
 
@@ -48,7 +48,7 @@ class BallProjection(nn.Module):
 
     def __init__(self, radius: float) -> None:
         super().__init__()
-        self.radius = positive("radius", radius)
+        self.radius = require_positive("radius", radius)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, ...) -> the same shape, every example of norm at most `radius`."""

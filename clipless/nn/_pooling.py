@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clipless.kernels import GlobalNorms, WindowNorms, euclidean_norms
-from clipless.kernels import root as root  # for pooling layers elsewhere
+from clipless.kernels import safe_sqrt as safe_sqrt  # for pooling layers elsewhere
 from clipless.spectral import patch_multiplicity
 
 Size = int | Sequence[int]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from clipless.errors import ConstraintError
-from clipless.kernels import Habit
-from clipless.spectral import Certificate, Constraint, project_together
+from clipless.kernels import LazyCudaGraph
+from clipless.spectral import Certificate, Constraint, project_batched
 
 
 class Projection:
@@ -31,12 +31,12 @@ class Projection:
         once = {id(parameter): (parameter, constraint) for parameter, constraint in pairs}
         self.parameters = [parameter for parameter, _ in once.values()]
         self._groups = _groups(self.parameters, [constraint for _, constraint in once.values()])
-        self._habit = Habit()
+        self._habit = LazyCudaGraph()
         self._function: Callable[..., Sequence[Tensor]] = self._plain
 
     def compute_by(self, function: Callable[..., Sequence[Tensor]]) -> None:
         """Let `apply` compute by `function(*weights)`, which must return what a call returns."""
-        self._function, self._habit = function, Habit()
+        self._function, self._habit = function, LazyCudaGraph()
 
     @property
     def computes_itself(self) -> bool:
@@ -55,7 +55,7 @@ class Projection:
         """Return the projected weights; nothing is changed in place."""
         current = list(weights)
         stacks = [_stack([current[index] for index in members]) for _, members in self._groups]
-        projected = project_together(stacks, [constraint for constraint, _ in self._groups])
+        projected = project_batched(stacks, [constraint for constraint, _ in self._groups])
         for (_, members), stack in zip(self._groups, projected, strict=True):
             for index, weight in zip(members, stack.unbind(), strict=True):
                 current[index] = weight

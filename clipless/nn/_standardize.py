@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.common import positive
+from clipless.common import require_positive
 from clipless.kernels import scale_into_ball
 from clipless.spectral import spectral_norm_bound
 
@@ -38,7 +38,7 @@ class GroupNormalize(nn.Module):
         if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
             raise ValueError(f"groups must be a positive integer, got {groups!r}")
         self.groups = groups
-        self.floor = positive("floor", floor)
+        self.floor = require_positive("floor", floor)
 
     @property
     def lipschitz(self) -> float:

@@ -16,18 +16,18 @@ from clipless.accounting import (
     steps_for,
 )
 from clipless.ledger import Budget, Ledger
-from clipless.privacy._choices import SamplingName, example_shape, named_sampling, relation_for
+from clipless.privacy._defaults import SamplingName, example_shape, named_sampling, relation_for
 from clipless.privacy._engine import PrivacyEngine
-from clipless.privacy._following import set_thresholds, thresholds
+from clipless.privacy._quantile_thresholds import set_quantile_thresholds, quantile_thresholds
 from clipless.privacy._noise import GaussianNoise
-from clipless.privacy._options import PrivacyOptions, with_arguments
+from clipless.privacy._options import PrivacyOptions, merge_arguments
 from clipless.privacy._plan import ParameterPlan, Plan, arithmetic_slack, planned_parameters
 from clipless.privacy._report import (
     RELATIONS,
     PrivacyReport,
     describe_accountant,
     describe_sampling,
-    private_words,
+    guarantee_in_words,
 )
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader
@@ -76,13 +76,13 @@ __all__ = [
     "named_sampling",
     "padded_sampling",
     "planned_parameters",
-    "private_words",
+    "guarantee_in_words",
     "relation_for",
-    "set_thresholds",
+    "set_quantile_thresholds",
     "steps_of_one_pass",
-    "thresholds",
+    "quantile_thresholds",
     "validate_sampling",
-    "with_arguments",
+    "merge_arguments",
     "RELATIONS",
     "describe_accountant",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from clipless.bounds import unwrap
+from clipless.bounds import unwrap_module
 from clipless.distributed import (
     Processes,
     ShardedTeam,
@@ -34,7 +34,7 @@ def begin_together(
     further: dict[str, object],
 ) -> None:
     """Refuse processes that differ, then give all the weights of process 0."""
-    model = unwrap(module)
+    model = unwrap_module(module)
     sharded = is_sharded(model)
     processes.compare(
         {
@@ -63,7 +63,7 @@ def agree_on_plan(processes: Processes, plan: Plan) -> None:
 
 def form_team(processes: Processes, plan: Plan, module: nn.Module) -> Team:
     """Return what the session of this process does with those of the others."""
-    model = unwrap(module)
+    model = unwrap_module(module)
     trainable = [model.get_parameter(p.name) for p in plan.parameters]
     if is_sharded(model):
         if plan.precision == "bfloat16":

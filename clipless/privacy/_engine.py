@@ -13,19 +13,19 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from clipless.accounting import Accountant, AccountantName, Relation, RenyiFilter, Sampling, epsilon
-from clipless.bounds import Shape, check_rules, sensitivity, unwrap
-from clipless.common import missing, publish, says_where
+from clipless.bounds import Shape, check_rules, sensitivity, unwrap_module
+from clipless.common import not_set_error, publish, names_moved_arguments
 from clipless.errors import CliplessError, PrivacyError
 from clipless.ledger import Ledger, accountant_of
 from clipless.losses import Loss
 from clipless.privacy._agreement import ledger_together
-from clipless.privacy._choices import SamplingName
+from clipless.privacy._defaults import SamplingName
 from clipless.privacy._engine_start import start_session
-from clipless.privacy._following import thresholds, thresholds_at_first
-from clipless.privacy._options import PrivacyOptions, with_arguments
+from clipless.privacy._quantile_thresholds import quantile_thresholds, initial_quantile_thresholds
+from clipless.privacy._options import PrivacyOptions, merge_arguments
 from clipless.privacy._plan import Plan
 from clipless.privacy._precision import Precision
-from clipless.privacy._preparation import Goal
+from clipless.privacy._preparation import PrivacyTarget
 from clipless.privacy._report import PrivacyReport
 from clipless.privacy._resume import begin_run, run_state
 from clipless.privacy.sampling._loader import PrivateLoader
@@ -88,7 +88,7 @@ class PrivacyEngine:
 
     # --- making a run private --------------------------------------------------------------------
 
-    @says_where(options=PrivacyOptions)
+    @names_moved_arguments(options=PrivacyOptions)
     def make_private(
         self,
         *,
@@ -126,15 +126,15 @@ class PrivacyEngine:
             options: everything else, such as micro-batches, augmentation and planned steps.
         """
         given = {"sampling": sampling, "precision": precision, "compile": compile}
-        goal = Goal(
+        goal = PrivacyTarget(
             noise_multiplier=noise_multiplier,
             target_epsilon=target_epsilon,
             target_delta=target_delta,
         )
         objects = (module, optimizer, data_loader, criterion)
-        return self._start(objects, goal, with_arguments(options, given), resume_from)
+        return self._start(objects, goal, merge_arguments(options, given), resume_from)
 
-    @says_where(options=PrivacyOptions)
+    @names_moved_arguments(options=PrivacyOptions)
     def make_private_with_epsilon(
         self,
         *,
@@ -162,18 +162,18 @@ class PrivacyEngine:
             resume_from: as for `make_private`; the noise is that of the run which is continued.
         """
         given = {"epochs": epochs, "sampling": sampling}
-        chosen = with_arguments(options, given | {"precision": precision, "compile": compile})
+        chosen = merge_arguments(options, given | {"precision": precision, "compile": compile})
         if (chosen.epochs is None) == (chosen.steps is None):
             raise ValueError("give either epochs or steps (options=PrivacyOptions(steps=...))")
         if not chosen.projection:
             raise ValueError("projection=False is for make_private with noise_multiplier=0")
-        goal = Goal(noise_multiplier=None, target_epsilon=target_epsilon, target_delta=target_delta)
+        goal = PrivacyTarget(noise_multiplier=None, target_epsilon=target_epsilon, target_delta=target_delta)
         return self._start((module, optimizer, data_loader, criterion), goal, chosen, resume_from)
 
     def _start(
         self,
         objects: tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any] | PrivateLoader, Loss],
-        goal: Goal,
+        goal: PrivacyTarget,
         options: PrivacyOptions,
         resume_from: Mapping[str, Any] | None,
     ) -> Private:
@@ -181,7 +181,7 @@ class PrivacyEngine:
         module, optimizer, data_loader, criterion = objects
         opened = self._opened
         try:
-            with thresholds_at_first(unwrap(module), resume_from):
+            with initial_quantile_thresholds(unwrap_module(module), resume_from):
                 session = start_session(
                     module=module,
                     optimizer=optimizer,
@@ -195,7 +195,7 @@ class PrivacyEngine:
                     derived_seed=self._derived_seed,
                     open_ledger=self._open_ledger,
                 )
-                first_plan, first_thresholds = session.plan, thresholds(unwrap(module))
+                first_plan, first_thresholds = session.plan, quantile_thresholds(unwrap_module(module))
                 # What has moved since is noticed, and proved anew, in the first forward pass.
                 begin_run(session, resume_from, replay=options.replay)
         except BaseException:
@@ -247,7 +247,7 @@ class PrivacyEngine:
             self._opened = True
         ledger = self._ledger
         if ledger is None:
-            raise missing("ledger")
+            raise not_set_error("ledger")
         if ledger.dataset_size != dataset_size or not relation.continues(ledger.relation):
             raise PrivacyError(
                 f"this engine's ledger is kept for {ledger.dataset_size} examples under "
@@ -300,7 +300,7 @@ class PrivacyEngine:
         for.
         """
         if self._first_plan is None:
-            raise missing("first plan")
+            raise not_set_error("first plan")
         return run_state(
             self.session, first_plan=self._first_plan, first_thresholds=self._first_thresholds
         )  # fmt: skip
@@ -328,7 +328,7 @@ class PrivacyEngine:
         """
         try:
             if input_shape is None:
-                check_rules(unwrap(module))
+                check_rules(unwrap_module(module))
             else:
                 loss = 1.0 if criterion is None else criterion
                 sensitivity(module, loss=loss, input_shape=input_shape)

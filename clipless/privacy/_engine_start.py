@@ -10,13 +10,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from clipless.accounting import Accountant
-from clipless.bounds import unwrap
+from clipless.bounds import unwrap_module
 from clipless.distributed import processes_present, whole
 from clipless.losses import Loss
 from clipless.privacy._agreement import agree_on_plan, begin_together, form_team
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._options import PrivacyOptions
-from clipless.privacy._preparation import Goal, OpenLedger, prepare
+from clipless.privacy._preparation import PrivacyTarget, OpenLedger, prepare
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.step._session import TrainingSession
 
@@ -27,7 +27,7 @@ def start_session(
     optimizer: torch.optim.Optimizer,
     data_loader: DataLoader[Any] | PrivateLoader,
     criterion: Loss,
-    goal: Goal,
+    goal: PrivacyTarget,
     options: PrivacyOptions,
     resume_from: Mapping[str, Any] | None,
     accountant: Accountant,
@@ -46,7 +46,7 @@ def start_session(
                 "replay": options.replay, "compiled": bool(options.compile),
             },
         )  # fmt: skip
-    with whole(unwrap(module)):
+    with whole(unwrap_module(module)):
         plan, loader, shape, report = prepare(
             module=module,
             optimizer=optimizer,
@@ -67,7 +67,7 @@ def start_session(
     ledger = open_ledger(plan.sampling.dataset_size, plan.relation, lambda: None)
     try:
         return TrainingSession(
-            model=unwrap(module),
+            model=unwrap_module(module),
             optimizer=optimizer,
             loader=loader,
             criterion=criterion,

@@ -8,14 +8,14 @@ from typing import Any
 
 from clipless.accounting import Relation, Sampling
 from clipless.bounds import Shape
-from clipless.common import says_where
-from clipless.privacy._choices import SamplingName
+from clipless.common import names_moved_arguments
+from clipless.privacy._defaults import SamplingName
 from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._precision import Precision
 from clipless.privacy.sampling._batch_options import BatchOptions
 
 
-@says_where(batches=BatchOptions)
+@names_moved_arguments(batches=BatchOptions)
 @dataclass(frozen=True, kw_only=True)
 class PrivacyOptions:
     """Options of `PrivacyEngine.make_private`, `make_private_with_epsilon` and `Trainer`.
@@ -70,7 +70,7 @@ class PrivacyOptions:
     replay: bool = True
 
 
-def with_arguments(options: PrivacyOptions, given: Mapping[str, Any]) -> PrivacyOptions:
+def merge_arguments(options: PrivacyOptions, given: Mapping[str, Any]) -> PrivacyOptions:
     """Return the options with the arguments that were given directly; None stands for not given.
 
     What is given in both places is refused: nobody should have to know which one wins.

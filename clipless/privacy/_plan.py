@@ -17,7 +17,7 @@ from typing import Any
 
 from clipless.accounting import Accountant, Mechanism, Relation, Sampling, epsilon
 from clipless.bounds import SensitivityReport
-from clipless.common import MALFORMED, Query, reason
+from clipless.common import MALFORMED_ERRORS, Query, error_text
 from clipless.errors import DamagedFileError, PrivacyError
 from clipless.privacy._noise import STRATEGIES, NoiseStrategy, joint_multiplier, noise_scales
 from clipless.privacy._precision import PRECISIONS, Precision
@@ -213,9 +213,9 @@ class Plan:
         """Read a plan that `save` wrote; `DamagedFileError` says what is wrong with it."""
         try:
             return cls.from_dict(json.loads(Path(path).read_text()))
-        except MALFORMED as error:
+        except MALFORMED_ERRORS as error:
             raise DamagedFileError(
-                f"{path} is no plan, or was damaged: {reason(error)}. Restore it from a backup."
+                f"{path} is no plan, or was damaged: {error_text(error)}. Restore it from a backup."
             ) from error
 
     def differences(self, other: Plan) -> dict[str, tuple[Any, Any]]:

@@ -17,23 +17,23 @@ from clipless.accounting import (
     RenyiFilter,
     chosen_delta,
     epsilon,
-    meter_of,
+    meter_accountant,
     noise_multiplier_for,
 )
-from clipless.bounds import SensitivityReport, Shape, sensitivity, unwrap
-from clipless.common import missing
+from clipless.bounds import SensitivityReport, Shape, sensitivity, unwrap_module
+from clipless.common import not_set_error
 from clipless.distributed import rank_and_size
 from clipless.errors import PrivacyError
 from clipless.ledger import Ledger, accountant_of, delta_of
 from clipless.losses import Loss
-from clipless.privacy._choices import (
-    coefficients,
+from clipless.privacy._defaults import (
+    noise_coefficients,
     example_shape,
     named_sampling,
     parameter_dtype,
     relation_for,
 )
-from clipless.privacy._following import planned_queries
+from clipless.privacy._quantile_thresholds import planned_queries
 from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._plan import Plan, arithmetic_slack, planned_parameters
@@ -48,7 +48,7 @@ OpenLedger = Callable[[int, Relation, Callable[[], RenyiFilter | None]], Ledger]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Goal:
+class PrivacyTarget:
     """The budget of a run: its noise, or the epsilon that the noise is found from, or both."""
 
     noise_multiplier: float | None
@@ -62,7 +62,7 @@ def prepare(
     optimizer: torch.optim.Optimizer,
     data_loader: DataLoader[Any] | PrivateLoader,
     criterion: Loss,
-    goal: Goal,
+    goal: PrivacyTarget,
     options: PrivacyOptions,
     resume_from: Mapping[str, Any] | None,
     accountant: Accountant,
@@ -109,12 +109,12 @@ def prepare(
         noise_multiplier = begun.noise_multiplier
     if noise_multiplier is None:
         if goal.target_epsilon is None:
-            raise missing("target epsilon")
+            raise not_set_error("target epsilon")
         if steps is None:
-            raise missing("steps")
+            raise not_set_error("steps")
         noise_multiplier = noise_multiplier_for(
             target_epsilon=goal.target_epsilon, target_delta=delta, steps=steps,
-            sampling=loader.sampling, relation=relation, accountant=meter_of(accountant),
+            sampling=loader.sampling, relation=relation, accountant=meter_accountant(accountant),
             history=ledger.history(),
         )  # fmt: skip
     given_noise = options.noise
@@ -125,9 +125,9 @@ def prepare(
         relation=relation,
         noise_multiplier=float(noise_multiplier),
         noise=strategy,
-        noise_coefficients=coefficients(weights, report),
+        noise_coefficients=noise_coefficients(weights, report),
         parameters=planned_parameters(report),
-        queries=planned_queries(unwrap(module), report),
+        queries=planned_queries(unwrap_module(module), report),
         views=loader.views,
         loss=report.loss,
         loss_lipschitz=report.loss_lipschitz,
@@ -145,7 +145,7 @@ def prepare(
     if not plan.parameters:
         raise PrivacyError("the model has no trainable parameters")
     # Fails now, and not at the first question, if this combination cannot be accounted for.
-    epsilon([(plan.mechanism, 1)], delta, accountant=meter_of(accountant))
+    epsilon([(plan.mechanism, 1)], delta, accountant=meter_accountant(accountant))
     if not options.projection and plan.noise_multiplier != 0:
         raise PrivacyError(
             "without projection the weights leave their constraint sets and the bounds no "

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clipless.accounting import FixedSizeSampling, PoissonSampling, Relation, Sampling, stated
+from clipless.accounting import FixedSizeSampling, PoissonSampling, Relation, Sampling, filter_of_name
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -22,7 +22,7 @@ RELATIONS = {
 }
 
 
-def private_words(epsilon: float, delta: float) -> str:
+def guarantee_in_words(epsilon: float, delta: float) -> str:
     """What a pair of numbers guarantees; without noise, or with an insecure seed, nothing."""
     if math.isinf(epsilon):
         return "not private"
@@ -65,7 +65,7 @@ class PrivacyReport:
                 f"delta is {self.delta:g}, {leaked:.2g}/N: that would permit publishing a randomly "
                 f"chosen example with probability {min(leaked, 1):.0%}. Choose a smaller one."
             )
-        if stated(self.plan.accountant) is None:
+        if filter_of_name(self.plan.accountant) is None:
             found.append(
                 "Noise, sampling rate and number of steps, of all runs in the ledger, are taken to "
                 "be fixed beforehand, or chosen without looking at results. If results decided on "
@@ -170,7 +170,7 @@ def noise_table(plan: Plan) -> Table:
 
 def describe_accountant(accountant: str) -> str:
     """One line on how epsilon was computed, and for what kind of schedule it holds."""
-    declared = stated(accountant)
+    declared = filter_of_name(accountant)
     if declared is not None:
         return (
             f"Rényi filter of order {declared.order:g}, declared as ({declared.epsilon:g}, "

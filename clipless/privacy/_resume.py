@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from clipless.accounting import Mechanism
-from clipless.common import MALFORMED, reason
+from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.distributed import noise_prefix
 from clipless.errors import PrivacyError
 from clipless.privacy._plan import Plan
@@ -27,9 +27,9 @@ def plan_to_resume(state: Mapping[str, Any] | None) -> Plan | None:
         numbers = (sampler["step"], state["steps_taken"], state["noise_multiplier"])
         if min(map(float, numbers)) < 0 or not (state["run"] and state["noise"]):
             raise ValueError("a number is negative, or the name or the noise is empty")
-    except MALFORMED as error:
+    except MALFORMED_ERRORS as error:
         raise PrivacyError(
-            f"resume_from is not the state of a run: {reason(error)}. Give what "
+            f"resume_from is not the state of a run: {error_text(error)}. Give what "
             "engine.state_dict() returned, whole."
         ) from error
     return plan

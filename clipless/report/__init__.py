@@ -4,7 +4,7 @@ from clipless.report._build import build, write_report
 from clipless.report._errors import ReportError
 from clipless.report._report import RunReport
 from clipless.report._signal import SignalCallback
-from clipless.report._signal_shared import SharedSignalCallback
+from clipless.report._distributed_signal import DistributedSignalCallback
 from clipless.report.sections._bounds import BoundsCallback
 
 __all__ = [
@@ -14,5 +14,5 @@ __all__ = [
     "ReportError",
     "SignalCallback",
     "BoundsCallback",
-    "SharedSignalCallback",
+    "DistributedSignalCallback",
 ]

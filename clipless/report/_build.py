@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from clipless.common import MALFORMED
+from clipless.common import MALFORMED_ERRORS
 from clipless.errors import PrivacyError
 from clipless.folders import CheckpointFacts, RunFile, RunFolder, json_data
-from clipless.ledger import LedgerInUseError, LedgerText, read_closed_ledger, timestamp
+from clipless.ledger import LedgerInUseError, LedgerText, read_closed_ledger, utc_timestamp
 from clipless.privacy import Plan
 from clipless.report._files import Problem, RunFiles
 from clipless.report._report import RunReport
@@ -83,7 +83,7 @@ def build(run_dir: str | os.PathLike[str]) -> RunReport:
     trusted = spent is not None and not _voided(done)
     return RunReport(
         run=files.folder.path.resolve().name,
-        written=timestamp(),
+        written=utc_timestamp(),
         claim=claim(
             plan,
             epsilon=spent.epsilon if spent is not None and trusted else None,
@@ -132,7 +132,7 @@ def _voided(done: Sequence[Check]) -> bool:
 def _checkpoint(files: RunFiles) -> CheckpointFacts | None:
     try:
         return files.folder.newest_checkpoint()
-    except (OSError, *MALFORMED) as error:
+    except (OSError, *MALFORMED_ERRORS) as error:
         files.object_to(RunFile.CHECKPOINTS, error)
         return None
 
@@ -205,7 +205,7 @@ def _take(files: RunFiles, name: RunFile, read: Callable[[], _T]) -> _T | None:
     """Return what a file says, or note that its contents are not what they should be."""
     try:
         return read()
-    except MALFORMED as error:
+    except MALFORMED_ERRORS as error:
         files.object_to(name, error)
         return None
 

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from clipless.common import MALFORMED, reason
+from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.folders import RunDescription, RunFile, RunFolder, RunFolderError, json_data
 from clipless.report._errors import ReportError
 
@@ -90,7 +90,7 @@ class RunFiles:
             found = json.loads(data)
             if not isinstance(found, dict):
                 raise ValueError("it does not hold an object")
-        except MALFORMED as error:
+        except MALFORMED_ERRORS as error:
             self.object_to(name, error)
             return None
         return dict(json_data(found))
@@ -112,9 +112,9 @@ class RunFiles:
                 fields = json.loads(line)
                 if not isinstance(fields, dict):
                     raise ValueError("it does not hold an object")
-            except MALFORMED as error:
+            except MALFORMED_ERRORS as error:
                 if number < len(lines):
-                    self.object_to(name, ValueError(f"line {number}: {reason(error)}"))
+                    self.object_to(name, ValueError(f"line {number}: {error_text(error)}"))
                 continue
             if fields.get("kind") == kind:
                 found.append(json_data(fields))
@@ -142,4 +142,4 @@ def _describe(error: Exception) -> str:
     """A message a reader can use."""
     if isinstance(error, OSError):  # without the path, which is nobody's business on a page
         return error.strerror or type(error).__name__
-    return reason(error)
+    return error_text(error)

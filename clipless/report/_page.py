@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clipless.common import MALFORMED, reason
+from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.report._format import NONE, number, percent, percent_upper, upper
 from clipless.report._pages import PRIVATE_SECTIONS, PUBLIC_SECTIONS, Section
 from clipless.report.drawing._figures import MOST_HISTOGRAMS, MOST_ROWS, Figures
@@ -60,10 +60,10 @@ def render(report: Mapping[str, Any], *, private: bool = False) -> str:
         own = {**shared, "section": section, "mark": section.mark}
         try:
             return Markup(environment.get_template(f"{section.name}.html.j2").render(own))
-        except (*MALFORMED, UndefinedError) as error:
+        except (*MALFORMED_ERRORS, UndefinedError) as error:
             if section.name in ("claim", "rests"):  # plan and ledger have been checked
                 raise
-            own["why"] = reason(error)
+            own["why"] = error_text(error)
             return Markup(environment.get_template("section.html.j2").render(own))
 
     sections = [

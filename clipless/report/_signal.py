@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.folders import RunFile, StepLog
 from clipless.privacy import SessionHook
 from clipless.training import Callback, step_log
@@ -120,7 +120,7 @@ class SignalCallback(Callback):
 
     def _summary(self) -> list[dict[str, Any]]:
         if self._plan is None:
-            raise missing("plan")
+            raise not_set_error("plan")
         released = (self._energies / self._steps).tolist()
         noise = (self._noise / self._steps).tolist()
         return [

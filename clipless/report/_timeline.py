@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from clipless.accounting import Mechanism
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.ledger import EntryKind, LedgerText
 
 
@@ -100,7 +100,7 @@ def timeline(text: LedgerText) -> Timeline:
     for entry in text.entries:
         if entry.kind is EntryKind.REFUND:
             if entry.reservation is None:
-                raise missing("reservation")
+                raise not_set_error("reservation")
             reserved = blocks[entry.reservation]
             blocks[entry.reservation] = replace(reserved, count=reserved.count - entry.count)
         elif entry.mechanism is not None:

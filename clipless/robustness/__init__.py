@@ -2,7 +2,7 @@
 
 from clipless.robustness._accuracy import CertifiedAccuracy, certified_accuracy
 from clipless.robustness._attack import (
-    LADDER,
+    RADIUS_FACTORS,
     AttackOptions,
     CertificateAttack,
     attack_certificates,
@@ -22,5 +22,5 @@ __all__ = [
     "CertificateAttack",
     "Normalize",
     "colour_transform",
-    "LADDER",
+    "RADIUS_FACTORS",
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from clipless.common import says_where
+from clipless.common import names_moved_arguments
 from clipless.robustness._certifier import (
     EVALUATION_BATCH,
     Certifier,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # Factors by which radii are exceeded in the search for the nearest change of decision.
-LADDER = (1.02, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
+RADIUS_FACTORS = (1.02, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 _BISECTIONS = 30
 
 
@@ -44,7 +44,7 @@ class AttackOptions:
     steps: int = 40
     restarts: int = 10
     inside: float = 0.9999
-    ladder: Sequence[float] = LADDER
+    ladder: Sequence[float] = RADIUS_FACTORS
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class CertificateAttack:
         return buffer.getvalue()
 
 
-@says_where(attack=AttackOptions)
+@names_moved_arguments(attack=AttackOptions)
 def attack_certificates(
     model: nn.Module,
     x: Tensor,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clipless.common import positive
+from clipless.common import require_positive
 from clipless.errors import LabelError
 from clipless.nn import to_torch
 from clipless.robustness._guard_geometry import radius_before_clip, radius_before_sphere
@@ -52,7 +52,7 @@ class Certifier:
             raise ValueError(f'method must be "rows" or "margin", got {method!r}')
         if not math.isfinite(threshold):
             raise ValueError(f"threshold must be finite, got {threshold!r}")
-        self.input_lipschitz = positive("input_lipschitz", input_lipschitz)
+        self.input_lipschitz = require_positive("input_lipschitz", input_lipschitz)
         self.threshold = float(threshold)
         self.network: Network = read_network(model, input_shape)
         self.classes = _class_count(self.network.output_shape)

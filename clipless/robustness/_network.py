@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from torch import Tensor, fx, nn
 
 from clipless import nn as lip
-from clipless.bounds import TracedModel, find_rule, traced_model, unwrap, walk
+from clipless.bounds import TracedModel, find_rule, traced_model, unwrap_module, walk
 from clipless.bounds.rules import modules as _module_rules
 from clipless.bounds.rules import shapes as _shape_rules
 from clipless.errors import UnsupportedOperationError
@@ -77,7 +77,7 @@ class Network:
 
 def read_network(model: nn.Module, input_shape: tuple[int, ...]) -> Network:
     """Certify the weights of `model` and find its constants, or refuse with the reason."""
-    own = copy.deepcopy(unwrap(model)).eval()
+    own = copy.deepcopy(unwrap_module(model)).eval()
     traced = traced_model(own, (input_shape,))
     for node in traced.graph.nodes:
         if node.op == "call_method" and node.target == "float":

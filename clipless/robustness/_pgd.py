@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clipless.bounds import unwrap
+from clipless.bounds import unwrap_module
 from clipless.robustness._certifier import EVALUATION_BATCH, plain_copy, reference_tensor
 
 _MOMENTUM = 0.75
@@ -70,7 +70,7 @@ def pgd_attack(
     """
     if steps < 1 or restarts < 1:
         raise ValueError(f"steps and restarts must be at least 1, got {steps} and {restarts}")
-    inner = unwrap(model)
+    inner = unwrap_module(model)
     reference = reference_tensor(inner)
     working = reference.dtype if dtype is None else dtype
     attack = Attack(

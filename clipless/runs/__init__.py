@@ -5,17 +5,17 @@ Importing this package is quick: what needs torch is loaded when it is first use
 
 from typing import TYPE_CHECKING
 
-from clipless.common import lazy
+from clipless.common import lazy_names
 
 if TYPE_CHECKING:
     from clipless.folders import RunFolderError
     from clipless.runs._build import build_loss, resolved_config, resolved_loss, targets_for
-    from clipless.runs._model_kinds import default_model, kind_of
+    from clipless.runs._model_kinds import default_model, run_kind
     from clipless.runs._open import Run, open_run
     from clipless.runs._process_agreement import RunProcesses
     from clipless.runs._result import TrainedRun
-    from clipless.runs._tabular import as_table
-    from clipless.runs._torchrun import is_first, restarted, torchrun_rank
+    from clipless.runs._tabular import as_arrays
+    from clipless.runs._torchrun import is_first_process, was_restarted, torchrun_rank
     from clipless.runs._train import train_on, train_run
     from clipless.runs._trainer import make_trainer
     from clipless.runs.config._errors import ConfigError
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
         parse_value,
         read_section,
         refuse_unknown,
-        require,
-        typed,
+        check_setting,
+        as_type,
     )
-    from clipless.runs.config._files import layered, read_config_file
+    from clipless.runs.config._files import merge_config_layers, read_config_file
     from clipless.runs.config._recipes import recipe, recipes
     from clipless.runs.config._sections import (
         Choice,
@@ -57,26 +57,26 @@ __all__ = [
     "RunFolderError",
     "PIXELS",
     "RunProcesses",
-    "as_table",
+    "as_arrays",
     "build_loss",
     "check_data",
     "default_model",
-    "is_first",
-    "kind_of",
-    "layered",
+    "is_first_process",
+    "run_kind",
+    "merge_config_layers",
     "make_trainer",
     "parse_value",
     "read_config_file",
     "read_section",
     "refuse_unknown",
-    "require",
+    "check_setting",
     "resolved_loss",
-    "restarted",
+    "was_restarted",
     "stored_config",
     "targets_for",
     "torchrun_rank",
     "train_on",
-    "typed",
+    "as_type",
     "resolved_config",
 ]
 
@@ -110,8 +110,8 @@ if not TYPE_CHECKING:
             "train_on",
         ),
         "_torchrun": (
-            "is_first",
-            "restarted",
+            "is_first_process",
+            "was_restarted",
             "torchrun_rank",
         ),
         "_build": (
@@ -121,26 +121,26 @@ if not TYPE_CHECKING:
             "resolved_config",
         ),
         "_trainer": ("make_trainer",),
-        "_tabular": ("as_table",),
+        "_tabular": ("as_arrays",),
         "config._fields": (
             "parse_value",
             "read_section",
             "refuse_unknown",
-            "require",
-            "typed",
+            "check_setting",
+            "as_type",
         ),
         "config._files": (
-            "layered",
+            "merge_config_layers",
             "read_config_file",
         ),
         "_process_agreement": ("RunProcesses",),
         "data._digests": ("check_data",),
         "_model_kinds": (
             "default_model",
-            "kind_of",
+            "run_kind",
         ),
     }
-    __getattr__, __dir__ = lazy(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
         | {"RunFolderError": "clipless.folders"},

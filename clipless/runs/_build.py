@@ -12,13 +12,13 @@ from torch import nn
 
 from clipless import losses, models
 from clipless.bounds import clip_products
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.data import Augmentation, Compose, RandomCrop, RandomFlip
 from clipless.nn import ClipGradient, FollowQuantile
 from clipless.privacy import default_delta, named_sampling, steps_of_one_pass
 from clipless.runs._model_kinds import SCATTERING, TABULAR, default_model
 from clipless.runs.config._errors import ConfigError
-from clipless.runs.config._fields import listed, refuse_unknown, typed
+from clipless.runs.config._fields import listed, refuse_unknown, as_type
 from clipless.runs.config._sections import Choice, RunConfig, TrainingConfig
 from clipless.runs.data._load import RunData
 from clipless.training import LayerAdam
@@ -98,7 +98,7 @@ def input_shape(config: RunConfig) -> tuple[int, ...]:
 def build_loss(choice: Choice) -> losses.Loss:
     """Build the loss of a resolved configuration."""
     if choice.name is None:
-        raise missing("name")
+        raise not_set_error("name")
     try:
         return LOSSES[choice.name](**choice.settings)
     except (ValueError, TypeError) as error:
@@ -188,7 +188,7 @@ def resolved_loss(choice: Choice) -> Choice:
             raise ConfigError(f"[loss] {name} needs {key}")
         if value is not None:
             numeric = key not in ("classes", "class_reduction")
-            settings[key] = typed(value, float, where=f"loss.{key}") if numeric else value
+            settings[key] = as_type(value, float, where=f"loss.{key}") if numeric else value
     full = Choice(name=name, settings=settings)
     build_loss(full)
     return full

@@ -25,14 +25,14 @@ def default_model(data: RunData) -> str:
     return "lenet" if min(data.input_shape[1:]) >= 16 else "mlp"
 
 
-def kind_of(model: str | None) -> Kind:
+def run_kind(model: str | None) -> Kind:
     """Return the kind of run that a model's name stands for."""
     if model == TABULAR:
         return "tabular"
     return "scattering" if model == SCATTERING else "network"
 
 
-def refuse_foreign(config: RunConfig, kind: Kind) -> None:
+def refuse_unused_settings(config: RunConfig, kind: Kind) -> None:
     """Refuse settings that a rule leaves no room for: nothing may be ignored silently."""
     what = "tables" if kind == "tabular" else "images by scattering"
     sections: tuple[tuple[str, Any, Any, tuple[str, ...]], ...] = (

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from clipless.bounds import sensitivity
-from clipless.common import MALFORMED
+from clipless.common import MALFORMED_ERRORS
 from clipless.errors import CliplessError
 from clipless.folders import RunFile, RunFolder, RunFolderError
 from clipless.losses import CrossEntropy, Loss
 from clipless.nn import certify
-from clipless.privacy import Plan, epsilon, planned_parameters, set_thresholds, thresholds
+from clipless.privacy import Plan, epsilon, planned_parameters, set_quantile_thresholds, quantile_thresholds
 from clipless.runs import _build
-from clipless.runs._model_kinds import Kind, kind_of
-from clipless.runs._tabular import as_table, as_trained, criterion_of, encoded
+from clipless.runs._model_kinds import Kind, run_kind
+from clipless.runs._tabular import as_arrays, as_trained, criterion_of, encoded
 from clipless.runs.config._errors import ConfigError
 from clipless.runs.config._sections import RunConfig, stored_config
 from clipless.runs.data._digests import check_data
@@ -53,7 +53,7 @@ class Run:
     @property
     def kind(self) -> Kind:
         """How it was trained: a network by name, or by the rule for tables or for images."""
-        return kind_of(self.config.model.name)
+        return run_kind(self.config.model.name)
 
     @property
     def tabular(self) -> bool:
@@ -71,7 +71,7 @@ class Run:
         """Return examples as the model and the criterion see them."""
         if not self.tabular:
             return pair[0], _build.targets_for(self.config.loss, pair[1])
-        return encoded(self.estimator, *map(as_table, pair))
+        return encoded(self.estimator, *map(as_arrays, pair))
 
     def epsilon(self, delta: float | None = None) -> float:
         """Return the epsilon of everything in the ledger, at `delta` or the plan's."""
@@ -97,7 +97,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     _check_digest(place, result)
     plan = place.read_plan().plan
     try:
-        run = _OPENERS[kind_of(config.model.name)](place, config, plan, result)
+        run = _OPENERS[run_kind(config.model.name)](place, config, plan, result)
     except ConfigError as error:
         raise RunFolderError(f"{place.file(RunFile.CONFIG)} was damaged: {error}") from error
     _check_bounds(run)
@@ -112,15 +112,15 @@ def _open_network(
 
     with torch.random.fork_rng(devices=[]):  # building draws weights that are replaced at once
         model = _build.build_model(config)
-    begun = thresholds(model)
+    begun = quantile_thresholds(model)
     try:
         weights = safetensors.torch.load(folder.read_weights())
         model.load_state_dict({**_extra(model), **weights})
-    except (OSError, RuntimeError, *MALFORMED, SafetensorError) as error:
+    except (OSError, RuntimeError, *MALFORMED_ERRORS, SafetensorError) as error:
         raise RunFolderError(
             f"{folder.file(RunFile.WEIGHTS)} does not fit the model of {RunFile.CONFIG}: {error}"
         ) from error
-    set_thresholds(model, begun)  # the plan is about where they began; they have moved since
+    set_quantile_thresholds(model, begun)  # the plan is about where they began; they have moved since
     return Run(
         folder=folder.path, config=config, plan=plan, result=result, model=model.eval(),
         criterion=_build.build_loss(config.loss), input_shape=_build.input_shape(config),
@@ -141,7 +141,7 @@ def _open_tabular(
 
     try:
         estimator: Any = load(folder.file(RunFile.WEIGHTS))
-    except (OSError, CliplessError, *MALFORMED) as error:
+    except (OSError, CliplessError, *MALFORMED_ERRORS) as error:
         path = folder.file(RunFile.WEIGHTS)
         raise RunFolderError(f"{path} cannot be read: {error}") from error
     model = as_trained(estimator, {each.name for each in plan.parameters})
@@ -162,7 +162,7 @@ def _open_images(
         colours, height, width = described["input_shape"]
         shape = (int(colours), int(height), int(width))
         model = open_images(folder, config, input_shape=shape, classes=described["classes"])
-    except (OSError, RuntimeError, *MALFORMED) as error:
+    except (OSError, RuntimeError, *MALFORMED_ERRORS) as error:
         raise RunFolderError(f"the network of {folder.path} cannot be rebuilt: {error}") from error
     temperature = rule_of(config, examples=1).temperature
     return Run(

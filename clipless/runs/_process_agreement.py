@@ -10,7 +10,7 @@ import torch
 
 from clipless.distributed import Processes, processes_present
 from clipless.errors import CliplessError
-from clipless.runs._model_kinds import kind_of
+from clipless.runs._model_kinds import run_kind
 from clipless.runs.config._errors import ConfigError
 from clipless.runs.config._sections import RunConfig
 from clipless.training import join_torchrun
@@ -68,7 +68,7 @@ class RunProcesses:
         """Refuse what several processes cannot train, or not together."""
         if self.processes is None or not self.several:
             return
-        kind = kind_of(config.model.name)
+        kind = run_kind(config.model.name)
         if kind != "network":
             raise ConfigError(
                 f"the model {config.model.name} is trained in one process: start clipless train "

@@ -17,10 +17,10 @@ def report_callbacks(
     """Return the callbacks, for one process or for one of several."""
     found: list[Callback] = []
     with contextlib.suppress(ImportError):
-        from clipless.report import BoundsCallback, SharedSignalCallback, SignalCallback
+        from clipless.report import BoundsCallback, DistributedSignalCallback, SignalCallback
 
         found.append(BoundsCallback())
-        found.append(SignalCallback() if processes is None else SharedSignalCallback(processes))
+        found.append(SignalCallback() if processes is None else DistributedSignalCallback(processes))
     if config.training.check_bounds:
         from clipless.audit import TightnessCallback
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clipless.training import Stopped
+from clipless.training import StopReason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class TrainedRun:
     epsilon: float
     delta: float
     steps: int
-    stopped: Stopped
+    stopped: StopReason
     """`budget` if the next step would have exceeded it."""
     seconds: float
     metrics: Mapping[str, float]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless.bounds import clip_products
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.errors import CliplessError
 from clipless.folders import RunFile, RunFolder
 from clipless.losses import Loss
@@ -22,7 +22,7 @@ from clipless.privacy import default_delta
 from clipless.runs._model_kinds import TABULAR
 from clipless.runs._result import TrainedRun
 from clipless.runs.config._errors import ConfigError
-from clipless.runs.config._fields import refuse_unknown, typed
+from clipless.runs.config._fields import refuse_unknown, as_type
 from clipless.runs.config._sections import Choice, RunConfig
 from clipless.runs.data._load import RunData
 
@@ -39,7 +39,7 @@ def resolved_tabular(config: RunConfig, data: RunData) -> RunConfig:
     from clipless.sklearn import TabularRule
 
     if config.privacy.epsilon is None:
-        raise missing("epsilon")
+        raise not_set_error("epsilon")
     if data.kind == "images":
         raise ConfigError("the model tabular is for tables; name another one for images")
     columns = data.input_shape[0] + (config.data.task == "regression")
@@ -48,7 +48,7 @@ def resolved_tabular(config: RunConfig, data: RunData) -> RunConfig:
     given = config.model.settings
     refuse_unknown(given, kinds, where="[model] tabular")
     settings = asdict(rule) | {
-        key: typed(value, kinds[key], where=f"model.{key}") for key, value in given.items()
+        key: as_type(value, kinds[key], where=f"model.{key}") for key, value in given.items()
     }
     return replace(
         config,
@@ -78,7 +78,7 @@ def train_tabular(
         ledger=folder.ledger,
         progress=sys.stderr.isatty() if progress is None else progress,
     )
-    features, target = (as_table(part) for part in data.train)
+    features, target = (as_arrays(part) for part in data.train)
     try:
         estimator.fit(features, target)
     except CliplessError:
@@ -97,7 +97,7 @@ def train_tabular(
         steps=estimator.n_iter_,
         stopped="finished",
         seconds=seconds,
-        metrics=measure(estimator, *(as_table(part) for part in data.test)),
+        metrics=measure(estimator, *(as_arrays(part) for part in data.test)),
         averaged=True,
         weights_sha256=folder.weights_digest(),
         resumed_from=None,
@@ -112,7 +112,7 @@ def make_estimator(
     from clipless.sklearn import CliplessClassifier, CliplessRegressor
 
     if config.privacy.epsilon is None:
-        raise missing("epsilon")
+        raise not_set_error("epsilon")
     options: dict[str, Any] = {
         "epsilon": config.privacy.epsilon,
         "delta": config.privacy.delta,
@@ -151,7 +151,7 @@ def class_places(estimator: Any, target: Any) -> tuple[Any, Any]:
     from clipless.sklearn import read_labels
 
     names = [cell.name for cell in read_labels(list(estimator.classes_)).cells]
-    labels = read_labels(as_table(target))
+    labels = read_labels(as_arrays(target))
     places = np.array([names.index(c.name) if c.name in names else -1 for c in labels.cells])
     return places[labels.positions] >= 0, places[labels.positions]
 
@@ -166,7 +166,7 @@ def _with_numbers(target: Any, predicted: Any) -> tuple[Any, Any]:
     return numbers[known], predicted[known]
 
 
-def as_table(part: Any) -> Any:
+def as_arrays(part: Any) -> Any:
     """Tensors, of data sets by name, become arrays; tables stay what they are."""
     return part.numpy() if hasattr(part, "numpy") else part
 

@@ -17,11 +17,11 @@ def torchrun_rank() -> int | None:
     return int(os.environ["RANK"])
 
 
-def is_first() -> bool:
+def is_first_process() -> bool:
     """Return whether this process speaks for the run."""
     return not torchrun_rank()
 
 
-def restarted() -> bool:
+def was_restarted() -> bool:
     """Return whether `torchrun` has started its processes again after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

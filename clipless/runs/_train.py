@@ -17,7 +17,7 @@ from clipless.errors import CliplessError
 from clipless.folders import RunFile, RunFolder
 from clipless.runs import _build
 from clipless.runs._environment import environment
-from clipless.runs._model_kinds import default_model, kind_of, refuse_foreign
+from clipless.runs._model_kinds import default_model, run_kind, refuse_unused_settings
 from clipless.runs._process_agreement import RunProcesses
 from clipless.runs._report_callbacks import report_callbacks
 from clipless.runs._result import TrainedRun
@@ -27,7 +27,7 @@ from clipless.runs.config._errors import ConfigError
 from clipless.runs.config._sections import RunConfig, stored_config
 from clipless.runs.data._digests import check_digests, data_digests, write_digests
 from clipless.runs.data._load import RunData, load_data
-from clipless.training import Callback, FitResult, Trainer, to_bytes
+from clipless.training import Callback, FitResult, Trainer, tensors_to_bytes
 
 # Where things are may change between the parts of a run; what they are may not.
 _PLACES = {"data": ("file", "root", "download"), "training": ("device", "keep_checkpoints")}
@@ -117,10 +117,10 @@ def _begin(
 
 def resolved_config(config: RunConfig, data: RunData) -> RunConfig:
     """Return the configuration with everything filled in that was left to defaults or a rule."""
-    kind = kind_of(config.model.name or default_model(data))
+    kind = run_kind(config.model.name or default_model(data))
     if kind == "network":
         return _build.resolved_config(config, data)
-    refuse_foreign(config, kind)
+    refuse_unused_settings(config, kind)
     if kind == "tabular":
         return resolved_tabular(config, data)
     from clipless.images import resolved_images
@@ -138,7 +138,7 @@ def train_on(
     group: RunProcesses,
 ) -> TrainedRun:
     """Train a resolved configuration on data that were read, by its kind."""
-    kind = kind_of(config.model.name)
+    kind = run_kind(config.model.name)
     if kind == "network":
         return _train_network(config, data, folder, resume, progress, callbacks, group)
     if callbacks:
@@ -201,7 +201,7 @@ def _finish(
         for name, tensor in trainer.model.state_dict().items()
         if isinstance(tensor, Tensor)
     }
-    digest = folder.write_weights(to_bytes(weights))
+    digest = folder.write_weights(tensors_to_bytes(weights))
     return TrainedRun(
         folder=folder.path,
         epsilon=result.epsilon,

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from clipless import nn as lip
-from clipless.common import fresh_bits, missing
+from clipless.common import fresh_bits, not_set_error
 from clipless.losses import Loss
 from clipless.privacy import (
     Budget,
@@ -241,7 +241,7 @@ class CliplessEstimator(BaseEstimator):
         inputs = rows.map_rows(lambda x, codes, y: (encoder(x, codes), target(y)))
         result = trainer.fit(inputs.hand_over())
         if trainer.average is None:
-            raise missing("average")
+            raise not_set_error("average")
         trainer.average.copy_to(network)
         self.network_ = network.cpu().eval()
         self.n_iter_ = result.steps

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from clipless.spectral import spectral_norm_bound
-from clipless.statistics import Scaling, decorrelating, noise_radius
+from clipless.statistics import Scaling, decorrelation_matrix, noise_radius
 
 _CUT = 3.0
 _CONSTANT = 0.25
@@ -104,7 +104,7 @@ class Encoder:
         size = len(covariance)
         mean = float(covariance.diagonal().mean().clamp(min=0))
         added = _RIDGE * mean + _NOISE_PART * noise_radius(noise, size)
-        return replace(self, mix=decorrelating(covariance, added=added))
+        return replace(self, mix=decorrelation_matrix(covariance, added=added))
 
     def lipschitz(self) -> float:
         """How far an encoded row can move, over the move of the row's numbers in units of their

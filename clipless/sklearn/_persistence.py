@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from clipless.common import MALFORMED, reason
+from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.errors import DamagedFileError
 from clipless.privacy import Plan, PrivacyReport
 from clipless.sklearn._base import CliplessEstimator, build_network
@@ -67,9 +67,9 @@ def load(path: str | os.PathLike[str]) -> Any:
         return _restored(header, tensors)
     except FileNotFoundError:
         raise
-    except (OSError, SafetensorError, RuntimeError, *MALFORMED) as error:
+    except (OSError, SafetensorError, RuntimeError, *MALFORMED_ERRORS) as error:
         raise DamagedFileError(
-            f"{path} is not a saved estimator, or is damaged: {reason(error)}. Restore it from a "
+            f"{path} is not a saved estimator, or is damaged: {error_text(error)}. Restore it from a "
             "backup, or fit and save again."
         ) from error
 

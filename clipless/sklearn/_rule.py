@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clipless.common import positive
+from clipless.common import require_positive
 from clipless.statistics import noise_radius, noise_scale, query_noise
 
 _MOST_DECORRELATED = 1024
@@ -55,7 +55,7 @@ class TabularRule:
         of it, all rows, since sampling would save little. Queries cost a constant part of the
         budget, whatever it is.
         """
-        positive("epsilon", epsilon)
+        require_positive("epsilon", epsilon)
         batch_size = max(2048, round(0.02 * rows))
         full_batch = batch_size > rows / 2
         return cls(

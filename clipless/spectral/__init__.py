@@ -4,7 +4,7 @@ Everything named `..._bound` is a proof: the true norm is never larger, rounding
 """
 
 from clipless.spectral._bounds import (
-    UNIT,
+    UNIT_ROUNDOFF,
     gram_bound,
     gram_iteration,
     residual_bound,
@@ -18,7 +18,7 @@ from clipless.spectral._constraints import (
     Orthogonal,
     RowBall,
     SpectralBall,
-    project_together,
+    project_batched,
 )
 from clipless.spectral._convolution import fourier_bound, patch_multiplicity
 from clipless.spectral._orthogonalize import clip_singular_values, orthogonalize
@@ -38,7 +38,7 @@ __all__ = [
     "ConvolutionBall",
     "EuclideanBall",
     "RowBall",
-    "project_together",
-    "UNIT",
+    "project_batched",
+    "UNIT_ROUNDOFF",
     "gram_iteration",
 ]

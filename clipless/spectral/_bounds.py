@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 # Unit roundoff of float64, doubled: complex products and reordered sums stay inside.
-UNIT = 2.0**-52
+UNIT_ROUNDOFF = 2.0**-52
 # Inflation of the last few scalar operations (square roots, sums, the final rescaling).
-_SCALAR_SLACK = 1.0 + 64 * UNIT
+_SCALAR_SLACK = 1.0 + 64 * UNIT_ROUNDOFF
 
 
 def spectral_norm_bound(matrices: Tensor, *, iterations: int = 10) -> Tensor:
@@ -94,7 +94,7 @@ def _gram(scaled: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = scaled.shape[-2:]
     gram = scaled @ scaled.mH if rows <= columns else scaled.mH @ scaled
     energy = _mean_eigenvalue(gram) * gram.shape[-1] * (1 + 1e-9)
-    return gram, (max(rows, columns) + 4) * UNIT * energy
+    return gram, (max(rows, columns) + 4) * UNIT_ROUNDOFF * energy
 
 
 def gram_iteration(gram: Tensor, iterations: int) -> Tensor:
@@ -113,10 +113,10 @@ def gram_iteration(gram: Tensor, iterations: int) -> Tensor:
         current = current @ current.mH
     bound = _frobenius(current)
     # Each square was taken of a matrix of Frobenius norm one.
-    error = (size + 4) * UNIT
+    error = (size + 4) * UNIT_ROUNDOFF
     for norm in reversed(norms):
-        bound = torch.sqrt(bound + error) * norm * (1 + 8 * UNIT)
-    return bound * (1 + size * size * UNIT)
+        bound = torch.sqrt(bound + error) * norm * (1 + 8 * UNIT_ROUNDOFF)
+    return bound * (1 + size * size * UNIT_ROUNDOFF)
 
 
 def trace_bound(gram: Tensor, identity: Tensor, size: Tensor | int) -> Tensor:
@@ -127,7 +127,7 @@ def trace_bound(gram: Tensor, identity: Tensor, size: Tensor | int) -> Tensor:
     mean = torch.diagonal(gram, dim1=-2, dim2=-1).real.sum(dim=-1) / size
     deviation = _frobenius(gram - mean[..., None, None] * identity)
     # `mean` is itself rounded; any number in its place leaves a valid bound up to that rounding.
-    rounding = (size * size + 8) * UNIT * (mean.abs() + deviation)
+    rounding = (size * size + 8) * UNIT_ROUNDOFF * (mean.abs() + deviation)
     return mean + deviation * ((size - 1) / size) ** 0.5 + rounding
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from clipless.spectral._bounds import spectral_norm_bound
 from clipless.spectral._convolution import fourier_bound
 from clipless.spectral._orthogonalize import clip_singular_values, orthogonalize
-from clipless.spectral._together import project_stacks
+from clipless.spectral._batched_projection import project_matrices
 
 # A certificate may exceed the radius by this factor and still count as inside. The bounds are
 # multiplied by nothing for it: `project` aims far enough inside that it is never used up.
@@ -112,7 +112,7 @@ class Orthogonal(_MatrixConstraint):
     def project(self, weights: Tensor) -> Tensor:
         """Orthogonalise, then shrink by the certificate."""
         if not may_look_at(weights):
-            return project_together([weights], [self])[0]
+            return project_batched([weights], [self])[0]
         matrices = _working_copy(self._matrices(weights))
         return self._finish(orthogonalize(matrices / self.radius) * self.radius, weights)
 
@@ -126,7 +126,7 @@ class SpectralBall(_MatrixConstraint):
     def project(self, weights: Tensor) -> Tensor:
         """Clip singular values, then shrink by the certificate."""
         if not may_look_at(weights):
-            return project_together([weights], [self])[0]
+            return project_batched([weights], [self])[0]
         matrices = _working_copy(self._matrices(weights))
         return self._finish(clip_singular_values(matrices, radius=self.radius), weights)
 
@@ -221,7 +221,7 @@ def may_look_at(weights: Tensor) -> bool:
     return weights.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def project_together(weights: Sequence[Tensor], constraints: Sequence[Constraint]) -> list[Tensor]:
+def project_batched(weights: Sequence[Tensor], constraints: Sequence[Constraint]) -> list[Tensor]:
     """Project stacks (count, *shape) of weights, each into its own constraint.
 
     A pure function of the weights. On a GPU and in compiled code no value is looked at, and
@@ -237,7 +237,7 @@ def project_together(weights: Sequence[Tensor], constraints: Sequence[Constraint
     for (kind, _), members in shared.items():
         matrices = [constraints[index]._matrices(weights[index]) for index in members]  # type: ignore[attr-defined]
         radii = [constraints[index].radius for index in members]
-        results = project_stacks(matrices, radii, clip=kind is SpectralBall)
+        results = project_matrices(matrices, radii, clip=kind is SpectralBall)
         for index, result in zip(members, results, strict=True):
             projected[index] = result.reshape(weights[index].shape)
     return projected

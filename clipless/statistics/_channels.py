@@ -169,14 +169,14 @@ def fit_covariance(
     return total.cpu() / len(rows)
 
 
-def decorrelating(covariance: Tensor, *, added: float) -> Tensor:
+def decorrelation_matrix(covariance: Tensor, *, added: float) -> Tensor:
     """Return the inverse root of a noisy covariance with `added` to its eigenvalues, of norm one.
 
     What is added says how far directions of little variance are raised: more of it than noise makes
     of eigenvalues keeps directions of noise alone from being blown up.
 
     Example:
-        >>> decorrelating(torch.diag(torch.tensor([4.0, 1.0, 0.25])), added=0.0).diag()
+        >>> decorrelation_matrix(torch.diag(torch.tensor([4.0, 1.0, 0.25])), added=0.0).diag()
         tensor([0.2500, 0.5000, 1.0000])
     """
     values, vectors = torch.linalg.eigh(covariance)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from clipless.common import Query, empty_row, missing, positive, release_
+from clipless.common import Query, empty_row, not_set_error, require_positive, release_
 from clipless.errors import PrivacyError
 from clipless.privacy import FullBatch, GaussianNoise, Ledger, Mechanism, Relation
 from clipless.statistics._values import leading_values, value_threshold
@@ -101,7 +101,7 @@ class PrivateRows:
         clipped to norm `bound`, and counts as nothing where it is not finite. The noise of every
         entry has standard deviation `noise_multiplier * bound`.
         """
-        limit = positive("bound", bound)
+        limit = require_positive("bound", bound)
         self._check_apart(contribution)
         total: Tensor | None = None
         for present, chunk in self._chunks():
@@ -112,7 +112,7 @@ class PrivateRows:
             parts = parts * (limit / norms.clamp(min=limit))
             total = parts.sum(dim=0) if total is None else total + parts.sum(dim=0)
         if total is None:
-            raise missing("total")
+            raise not_set_error("total")
         return self._release(total, limit, noise_multiplier, label)
 
     def noisy_gram(self, matrix_of: RowFunction, *, noise_multiplier: float, label: str) -> Tensor:
@@ -135,7 +135,7 @@ class PrivateRows:
             part = matrices @ matrices.mT
             total = part if total is None else total + part
         if total is None:
-            raise missing("total")
+            raise not_set_error("total")
         above = torch.triu_indices(*total.shape, device=total.device).unbind()
         upper = torch.zeros_like(total)
         upper[above] = self._release(total[above], 1.0, noise_multiplier, label)
@@ -231,7 +231,7 @@ class PrivateRows:
         failure: float = 0.0,
     ) -> Tensor:
         """The only exit: write the ledger, then add noise."""
-        multiplier = positive("noise_multiplier", noise_multiplier)
+        multiplier = require_positive("noise_multiplier", noise_multiplier)
         sampling = FullBatch(dataset_size=len(self))
         mechanism = Mechanism(
             noise_multiplier=multiplier,

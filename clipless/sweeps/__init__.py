@@ -5,7 +5,7 @@ Importing this package is quick: optuna and torch are loaded when they are first
 
 from typing import TYPE_CHECKING
 
-from clipless.common import lazy
+from clipless.common import lazy_names
 
 if TYPE_CHECKING:
     from clipless.sweeps._definition import Sweep
@@ -90,7 +90,7 @@ if not TYPE_CHECKING:
             "write_summary",
         ),
     }
-    __getattr__, __dir__ = lazy(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names},
     )

@@ -8,11 +8,11 @@ from typing import Any, Literal, Self
 
 from clipless.runs import (
     ConfigError,
-    layered,
+    merge_config_layers,
     read_config_file,
     read_section,
     refuse_unknown,
-    require,
+    check_setting,
 )
 from clipless.sweeps._presets import preset as read_preset
 from clipless.sweeps._space import Space, flat
@@ -87,10 +87,10 @@ class Sweep:
         refuse_unknown(self.base, _SECTIONS, where="the base of a sweep")
         object.__setattr__(self, "decided", flat(self.base))
         twice = sorted(set(self.decided) & set(self.space.parameters))
-        require(not twice, f"{', '.join(twice)}: both fixed and searched; do one of the two")
-        require(self.trials >= 1, f"trials must be at least 1, got {self.trials}")
-        require(0 < self.scale <= 1, f"scale must lie in (0, 1], got {self.scale}")
-        require(
+        check_setting(not twice, f"{', '.join(twice)}: both fixed and searched; do one of the two")
+        check_setting(self.trials >= 1, f"trials must be at least 1, got {self.trials}")
+        check_setting(0 < self.scale <= 1, f"scale must lie in (0, 1], got {self.scale}")
+        check_setting(
             self.radius is None or self.radius >= 0,
             f"radius must not be negative, got {self.radius}",
         )
@@ -104,21 +104,21 @@ class Sweep:
 
     def _check_independence(self) -> None:
         """The price of a selection holds for independent runs, and for nothing else."""
-        require(
+        check_setting(
             self.sampler == "random" and self.pruner == "none",
             "repetitions need sampler='random' and pruner='none': what a run is must not depend "
             "on how others went",
         )
-        require(
+        check_setting(
             self.seed is None and self.decided.get("training.seed") is None,
             "repetitions need fresh randomness in every run: leave the seeds out",
         )
-        require(
+        check_setting(
             "training.seed" not in self.space.parameters,
             "repetitions need fresh randomness in every run: do not search training.seed",
         )
-        require(self.scale == 1, "repetitions select a run, not settings: leave scale out")
-        require(not self.public_data, "selecting is free on public data: leave repetitions out")
+        check_setting(self.scale == 1, "repetitions select a run, not settings: leave scale out")
+        check_setting(not self.public_data, "selecting is free on public data: leave repetitions out")
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -135,7 +135,7 @@ class Sweep:
         if options.preset is not None:
             known = read_preset(options.preset)
             usual = Space.from_dict(known.pop("space"))
-            base = layered(known, base)
+            base = merge_config_layers(known, base)
             mine = {} if space is None else space.parameters
             decided = {*flat(base), *mine}
             left = {name: each for name, each in usual.parameters.items() if name not in decided}

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from clipless.accounting import Accountant, require_support
-from clipless.common import missing
+from clipless.accounting import Accountant, require_supported_sampling
+from clipless.common import not_set_error
 from clipless.errors import PrivacyError
 from clipless.privacy import (
     Mechanism,
@@ -24,8 +24,8 @@ from clipless.runs import (
     RunConfig,
     RunData,
     default_model,
-    kind_of,
-    layered,
+    run_kind,
+    merge_config_layers,
     load_data,
     resolved_config,
 )
@@ -45,7 +45,7 @@ _MOST_COMBINATIONS = 64
 
 def planned_run(config: RunConfig, data: RunData) -> tuple[Mechanism, int]:
     """Return the release of one step and how many are planned."""
-    kind = kind_of(config.model.name or default_model(data))
+    kind = run_kind(config.model.name or default_model(data))
     if kind != "network":
         raise ConfigError(
             f"runs of the kind {kind} choose their releases by a rule of their own, which a sweep "
@@ -54,9 +54,9 @@ def planned_run(config: RunConfig, data: RunData) -> tuple[Mechanism, int]:
     full = resolved_config(config, data)
     privacy, training = full.privacy, full.training
     if training.batch_size is None:
-        raise missing("batch size")
+        raise not_set_error("batch size")
     if privacy.delta is None:
-        raise missing("delta")
+        raise not_set_error("delta")
     sampling = named_sampling(privacy.sampling, data.size, training.batch_size)
     if training.pad:
         sampling = padded_sampling(sampling)
@@ -65,7 +65,7 @@ def planned_run(config: RunConfig, data: RunData) -> tuple[Mechanism, int]:
     sigma = privacy.noise_multiplier
     if sigma is None:
         if privacy.epsilon is None:
-            raise missing("epsilon")
+            raise not_set_error("epsilon")
         accountant: Accountant = privacy.accountant
         if accountant == "filter":
             accountant = RenyiFilter.for_run(
@@ -139,7 +139,7 @@ def declared_runs(sweep: Sweep) -> list[tuple[Mechanism, int]]:
             config = shrunk(config, data, sweep.scale)
         found[planned_run(config, data)] = None
     try:  # now, and not when everything has been spent
-        require_support(tuple(found), "rdp")
+        require_supported_sampling(tuple(found), "rdp")
     except PrivacyError as error:
         raise ConfigError(
             f"selecting among these runs has no known price: {error}. Poisson sampling "
@@ -165,7 +165,7 @@ def example_config(sweep: Sweep, chosen: Mapping[str, Any]) -> RunConfig:
                 values[name] = parameter.values[0]
             else:
                 values[name] = int(parameter.low) if parameter.integer else parameter.low
-    return RunConfig.from_dict(layered(sweep.base, nested(values)))
+    return RunConfig.from_dict(merge_config_layers(sweep.base, nested(values)))
 
 
 def _refuse_rules(sweep: Sweep) -> None:
@@ -173,5 +173,5 @@ def _refuse_rules(sweep: Sweep) -> None:
     if not isinstance(models, Choices):
         return
     for name in models.values:
-        if kind_of(name) != "network":
+        if run_kind(name) != "network":
             raise ConfigError(f"model.name must not be {name} where repetitions are drawn")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 
-from clipless.runs import layered
+from clipless.runs import merge_config_layers
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._pareto import pareto_front
 from clipless.sweeps._records import PlainHistory, State, TrialRecord
@@ -91,9 +91,9 @@ class SweepResult:
     @cached_property
     def selection(self) -> SelectionCost:
         """What selecting the best of these runs costs."""
-        from clipless.sweeps.selection._judgement import judge
+        from clipless.sweeps.selection._assessment import assess_selection
 
-        return judge(self)
+        return assess_selection(self)
 
     def best_config(self) -> dict[str, Any] | None:
         """Return the configuration of the best run, at full scale: for `clipless train`."""
@@ -101,7 +101,7 @@ class SweepResult:
 
     def config_of(self, trial: TrialRecord) -> dict[str, Any]:
         """Return the nested settings of a run, at full scale."""
-        return layered(self.sweep.base, nested(trial.settings))
+        return merge_config_layers(self.sweep.base, nested(trial.settings))
 
     def table(self) -> Table:
         """Return the runs as a `rich` table, those of the front marked."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from clipless.runs import ConfigError, RunConfig, refuse_unknown, require
+from clipless.runs import ConfigError, RunConfig, refuse_unknown, check_setting
 
 if TYPE_CHECKING:
     import optuna
@@ -37,13 +37,13 @@ class Range:
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         numbers = (self.low, self.high)
-        require(
+        check_setting(
             all(_is_number(each) and math.isfinite(each) for each in numbers),
             f"a range needs finite numbers low and high, got {self.low!r} and {self.high!r}",
         )
-        require(self.low < self.high, f"low must be below high, got {self.low} and {self.high}")
-        require(not self.log or self.low > 0, f"low must be above 0 on a log scale: {self.low}")
-        require(
+        check_setting(self.low < self.high, f"low must be below high, got {self.low} and {self.high}")
+        check_setting(not self.log or self.low > 0, f"low must be above 0 on a log scale: {self.low}")
+        check_setting(
             not self.integer or all(float(each).is_integer() for each in numbers),
             f"low and high of a range of integers must be integers, got {self.low}, {self.high}",
         )
@@ -69,9 +69,9 @@ class Choices:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        require(len(self.values) > 0, "a choice needs at least one value")
+        check_setting(len(self.values) > 0, "a choice needs at least one value")
         words = [json.dumps(value) for value in self.values]
-        require(len(set(words)) == len(words), f"values are repeated in {list(self.values)}")
+        check_setting(len(set(words)) == len(words), f"values are repeated in {list(self.values)}")
 
     def suggest(self, trial: optuna.Trial, name: str) -> Any:
         """Let a sampler choose. Databases keep scalars only, so lists travel as JSON."""
@@ -102,17 +102,17 @@ class Space:
 
     def __post_init__(self) -> None:
         """Refuse names that no run has, and conditions on what is decided later."""
-        require(len(self.parameters) > 0, "the space is empty: name at least one setting to search")
+        check_setting(len(self.parameters) > 0, "the space is empty: name at least one setting to search")
         before: list[str] = []
         for name, parameter in self.parameters.items():
             section, dot, key = name.partition(".")
-            require(
+            check_setting(
                 bool(dot and key) and section in _SECTIONS,
                 f"space: {name!r} is no setting of a run; write section.key, with one of the "
                 f"sections {', '.join(_SECTIONS)}",
             )
             for other in parameter.when:
-                require(
+                check_setting(
                     other not in self.parameters or other in before,
                     f"space: {name} depends on {other}, which must come before it",
                 )
@@ -164,7 +164,7 @@ def _parameter(name: str, given: Any) -> Parameter:
     try:
         if isinstance(given, list | tuple):
             return Choices(values=tuple(given))
-        require(
+        check_setting(
             isinstance(given, Mapping),
             "write a list of values, or a table with low and high",
         )
@@ -172,7 +172,7 @@ def _parameter(name: str, given: Any) -> Parameter:
             refuse_unknown(given, ("values", "when"), where="a choice")
             return Choices(values=tuple(given["values"]), when=given.get("when", {}))
         refuse_unknown(given, tuple(Range.__dataclass_fields__), where="a range")
-        require("low" in given and "high" in given, "a range needs low and high")
+        check_setting("low" in given and "high" in given, "a range needs low and high")
         return Range(**given)
     except (ConfigError, TypeError) as error:
         raise ConfigError(f"space: {name}: {error}") from error

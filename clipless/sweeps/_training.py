@@ -13,7 +13,7 @@ from clipless.runs import (
     ConfigError,
     RunConfig,
     default_model,
-    kind_of,
+    run_kind,
     load_data,
     open_run,
     stored_config,
@@ -38,7 +38,7 @@ class TrainRun:
             config = shrunk(config, load_data(config.data), sweep.scale)
         resume = make_ready(folder)
         reporter = _Reporter(report, sweep.metric)
-        kind = kind_of(config.model.name or default_model(load_data(config.data)))
+        kind = run_kind(config.model.name or default_model(load_data(config.data)))
         try:
             run = train_run(
                 config,
@@ -111,7 +111,7 @@ def make_ready(folder: Path) -> bool:
     if not run.has(RunFile.LEDGER):
         shutil.rmtree(folder)
         return False
-    if kind_of(stored_config(run).model.name) != "network":
+    if run_kind(stored_config(run).model.name) != "network":
         number = len(list(folder.parent.glob(f"{folder.name}.lost-*"))) + 1
         folder.rename(folder.with_name(f"{folder.name}.lost-{number}"))
         return False

@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clipless.common import positive
+from clipless.common import require_positive
 
 if TYPE_CHECKING:
     from clipless.privacy import Mechanism
@@ -36,7 +36,7 @@ class Scale:
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         for name in ("dataset_size", "batch_size", "noise_multiplier", "steps"):
-            positive(name, getattr(self, name))
+            require_positive(name, getattr(self, name))
         if self.batch_size > self.dataset_size:
             raise ValueError(
                 f"batch_size={self.batch_size} exceeds the {self.dataset_size} examples"
@@ -106,7 +106,7 @@ def transfer(
     if batch_size is None and dataset_size is None:
         raise ValueError("say what to transfer to: a batch_size, a dataset_size, or both")
     new = scale.batch_size if batch_size is None else batch_size
-    positive("batch_size", new)
+    require_positive("batch_size", new)
     return replace(
         scale,
         batch_size=new,

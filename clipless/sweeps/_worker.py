@@ -11,7 +11,7 @@ import optuna
 from optuna.trial import TrialState
 
 from clipless.folders import RunFile, RunFolder
-from clipless.runs import layered
+from clipless.runs import merge_config_layers
 from clipless.sweeps import _storage as storage_of
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._records import PlainHistory, Report, Train
@@ -156,7 +156,7 @@ class Worker:
         return int(slot)
 
     def _config(self, slot: int, settings: dict[str, Any]) -> dict[str, Any]:
-        config = layered(self._sweep.base, nested(settings))
+        config = merge_config_layers(self._sweep.base, nested(settings))
         seed = config.get("training", {}).get("seed")
         if isinstance(seed, int):  # other initial weights in every run
             config["training"] = {**config["training"], "seed": seed + slot}

@@ -5,8 +5,8 @@ from clipless.training._callbacks import Callback, MetricsWriter, TensorBoardWri
 from clipless.training._layer_adam import LayerAdam
 from clipless.training._options import TrainingOptions
 from clipless.training._processes import join_torchrun
-from clipless.training._result import FitResult, Stopped
-from clipless.training._state import generator_states, restore_generators, to_bytes
+from clipless.training._result import FitResult, StopReason
+from clipless.training._state import generator_states, restore_generators, tensors_to_bytes
 from clipless.training._trainer import Trainer
 
 __all__ = [
@@ -18,10 +18,10 @@ __all__ = [
     "TensorBoardWriter",
     "LayerAdam",
     "WeightAverage",
-    "Stopped",
+    "StopReason",
     "generator_states",
     "join_torchrun",
     "restore_generators",
     "step_log",
-    "to_bytes",
+    "tensors_to_bytes",
 ]

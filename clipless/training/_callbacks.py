@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.folders import RunFile, RunFolder, StepLog
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class MetricsWriter(Callback):
 
     def _write(self, fields: dict[str, Any]) -> None:
         if self._log is None:
-            raise missing("log")
+            raise not_set_error("log")
         self._log.append(fields)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.distributed import (
     load_whole_optimizer_state,
     load_whole_state,
@@ -242,7 +242,7 @@ class Fit:
         loss.backward()
         sample = self._loader.current
         if sample is None:
-            raise missing("sample")
+            raise not_set_error("sample")
         trainer._running.add_batch(loss, output, target, sample.weights, self._classifies)
         if not sample.is_last:
             return False

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.distributed import Processes, is_sharded, noise_prefix, whole_optimizer_state
 from clipless.errors import PrivacyError
 from clipless.folders import RunFolder
@@ -77,7 +77,7 @@ class SharedFolder:
 
         def read() -> SavedRun | None:
             if self._folder is None:
-                raise missing("folder")
+                raise not_set_error("folder")
             return self._folder.saved(description, resume=resume)
 
         return self._processes.from_first(read)

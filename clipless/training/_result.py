@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from clipless.privacy import private_words
+from clipless.privacy import guarantee_in_words
 
-Stopped = Literal["finished", "budget", "interrupted", "failed"]
+StopReason = Literal["finished", "budget", "interrupted", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class FitResult:
     epsilon: float
     delta: float
     steps: int
-    stopped: Stopped
+    stopped: StopReason
     seconds: float
     history: tuple[dict[str, Any], ...]
     metrics: dict[str, float]
@@ -34,7 +34,7 @@ class FitResult:
     def __str__(self) -> str:
         text = (
             f"{self.stopped} after {self.steps} steps in {self.seconds:.1f} s: "
-            f"{private_words(self.epsilon, self.delta)}"
+            f"{guarantee_in_words(self.epsilon, self.delta)}"
         )
         for title, numbers in (("last", self.metrics), ("averaged", self.averaged_metrics)):
             if numbers:

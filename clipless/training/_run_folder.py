@@ -12,11 +12,11 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from clipless.common import MALFORMED, reason
+from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.errors import PrivacyError
 from clipless.folders import CheckpointFile, RunFile, RunFolder
 from clipless.training._averaging import WeightAverage
-from clipless.training._state import from_files, to_bytes, to_files
+from clipless.training._state import from_files, tensors_to_bytes, to_files
 
 
 class TrainerFolder:
@@ -46,10 +46,10 @@ class TrainerFolder:
         try:
             saved = SavedRun(files)
             then = dict(saved.state["description"])
-        except (*MALFORMED, SafetensorError) as error:
+        except (*MALFORMED_ERRORS, SafetensorError) as error:
             raise PrivacyError(
                 f"the newest checkpoint in {self.checkpoints.folder} is whole, but not what this "
-                f"clipless writes: {reason(error)}. Resume with the clipless that wrote it; what "
+                f"clipless writes: {error_text(error)}. Resume with the clipless that wrote it; what "
                 "the run has spent stays spent."
             ) from error
         _require_same(then, description, self.path)
@@ -74,13 +74,13 @@ class TrainerFolder:
         tensors = {name: each for name, each in weights.items() if isinstance(each, torch.Tensor)}
         rest = {name: each for name, each in weights.items() if name not in tensors}
         files: dict[str, bytes] = {
-            CheckpointFile.WEIGHTS.value: to_bytes(tensors),
+            CheckpointFile.WEIGHTS.value: tensors_to_bytes(tensors),
             CheckpointFile.LEDGER.value: ledger.encode(),
         }
         files |= to_files(optimizer, name="optimizer")
         files |= to_files({**state, "extra_weights": rest}, name="state")
         if average is not None:
-            files[CheckpointFile.AVERAGE.value] = to_bytes(average)
+            files[CheckpointFile.AVERAGE.value] = tensors_to_bytes(average)
         self.checkpoints.save(files, step=step)
 
 

@@ -32,7 +32,7 @@ def to_files(tree: Any, *, name: str) -> dict[str, bytes]:
     text = json.dumps(_flatten(tree, tensors, name), indent=1)
     files = {f"{name}.json": text.encode()}
     if tensors:
-        files[f"{name}.safetensors"] = to_bytes(tensors)
+        files[f"{name}.safetensors"] = tensors_to_bytes(tensors)
     return files
 
 
@@ -43,7 +43,7 @@ def from_files(files: Mapping[str, bytes], *, name: str) -> Any:
     return _restore(json.loads(files[f"{name}.json"]), tensors)
 
 
-def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors in the safetensors format. Shared ones are written once for each name."""
     return safetensors.torch.save(
         {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}

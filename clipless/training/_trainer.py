@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data import DataLoader
 
 from clipless.bounds import clip_products
-from clipless.common import missing, says_where
+from clipless.common import not_set_error, names_moved_arguments
 from clipless.distributed import rank_and_size, reshard, whole
 from clipless.losses import Loss
 from clipless.privacy import (
@@ -26,7 +26,7 @@ from clipless.privacy import (
     PrivacyReport,
     PrivateLoader,
     example_shape,
-    with_arguments,
+    merge_arguments,
 )
 from clipless.training._averaging import WeightAverage
 from clipless.training._data import evaluation_batches, inputs_of, training_loader
@@ -35,10 +35,10 @@ from clipless.training._layer_adam import LayerAdam
 from clipless.training._metrics import RunningMetrics, evaluate
 from clipless.training._options import MakeOptimizer, TrainingOptions
 from clipless.training._processes import join_torchrun
-from clipless.training._result import FitResult, Stopped
+from clipless.training._result import FitResult, StopReason
 
 
-@says_where(options=PrivacyOptions, training=TrainingOptions)
+@names_moved_arguments(options=PrivacyOptions, training=TrainingOptions)
 class Trainer:
     """Trains a model privately: `Trainer(model, criterion, ...).fit(data)`.
 
@@ -105,7 +105,7 @@ class Trainer:
     ) -> None:
         if target_epsilon is None and noise_multiplier is None:
             raise ValueError("give target_epsilon, or noise_multiplier")
-        self._options = with_arguments(options, {"epochs": epochs, "steps": steps})
+        self._options = merge_arguments(options, {"epochs": epochs, "steps": steps})
         if (self._options.epochs is None) == (self._options.steps is None):
             raise ValueError("give either epochs or steps")
         if training.ledger is not None and run_dir is not None:
@@ -128,7 +128,7 @@ class Trainer:
         """How many steps are planned."""
         self.steps_per_epoch = 1
         self.history: list[dict[str, Any]] = []
-        self.stopped: Stopped = "failed"
+        self.stopped: StopReason = "failed"
         self.resumed_from: int | None = None
         self._batch_size, self._target_delta = batch_size, target_delta
         self._target_epsilon, self._noise_multiplier = target_epsilon, noise_multiplier
@@ -169,7 +169,7 @@ class Trainer:
         """
         if self._averaged(averaged):
             if self.average is None:
-                raise missing("average")
+                raise not_set_error("average")
             with self.average.applied():
                 return self.evaluate(data, averaged=False)
         return evaluate(self.model, self.criterion, evaluation_batches(data), self.device)
@@ -179,7 +179,7 @@ class Trainer:
         """Return the model's outputs for a tensor, a `Dataset` or a `DataLoader`, on the CPU."""
         if self._averaged(averaged):
             if self.average is None:
-                raise missing("average")
+                raise not_set_error("average")
             with self.average.applied():
                 return self.predict(data, averaged=False)
         training = self.model.training
@@ -258,7 +258,7 @@ class Trainer:
             )
         planned = self.engine.plan.steps
         if planned is None:
-            raise missing("planned")
+            raise not_set_error("planned")
         self.steps, self.steps_per_epoch = planned, loader.steps_per_epoch
         make = self._training.scheduler
         if make == "cosine":

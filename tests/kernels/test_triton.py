@@ -7,10 +7,10 @@ import torch
 
 from clipless import nn as lip
 from clipless.kernels import _dispatch as _kernels
-from clipless.kernels import _row_scaling as _geometry
-from clipless.kernels import _sorting as _pairs
-from clipless.kernels._norms import euclidean_norms
-from clipless.kernels._window_norms import WindowNorms
+from clipless.kernels.layers import _row_scaling as _geometry
+from clipless.kernels.layers import _sorting as _pairs
+from clipless.kernels.layers._norms import euclidean_norms
+from clipless.kernels.layers._window_norms import WindowNorms
 from tests.nn.saved import gradient, saved_bytes
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -107,7 +107,7 @@ def test_guarding(shape, sphere):
     if shape[0] > 4:
         rows[3], rows[4] = rows[3] * 1e-30, float("-inf")
     radius = float(length)
-    found = _geometry.guarded(rows, radius, sphere=sphere)
+    found = _geometry.make_finite_and_bounded(rows, radius, sphere=sphere)
     finite = torch.nan_to_num(rows.double(), 0.0, 0.0, 0.0)
     expected = _geometry._scale(finite, radius, sphere=sphere)
     torch.testing.assert_close(found.double(), expected, rtol=3e-6, atol=1e-30)
@@ -125,7 +125,7 @@ def test_kernels_are_chosen_by_what_they_were_compiled_for():
             x = memory[begin : begin + 4 * size * 64].view(4, 64, size)
             assert torch.equal(lip.GroupSort(2)(x), _pairs._plain(x, 1, False))
             rows = memory[begin : begin + size * 33].view(size, 33)
-            guarded = _geometry.guarded(rows, 3.0)
+            guarded = _geometry.make_finite_and_bounded(rows, 3.0)
             torch.testing.assert_close(guarded, _geometry.scale_into_ball(rows, 3.0))
 
 

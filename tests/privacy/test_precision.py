@@ -15,7 +15,7 @@ import clipless
 from clipless import losses
 from clipless import nn as lip
 from clipless.errors import ConstraintError, PrivacyError
-from clipless.kernels._bounded_gradients import linear, rounded
+from clipless.kernels._bounded_gradients import bounded_linear, to_bfloat16
 from clipless.privacy._plan import Plan
 from clipless.privacy._precision import UNITS, WEIGHT_ROOM, arithmetic_slack
 from clipless.privacy.step._checks import check_precision
@@ -315,7 +315,7 @@ def test_weight_gradients_are_sums_in_float32(positions):
     bias = torch.randn(8, requires_grad=True)
     cotangent = torch.randn(4096, *positions, 8).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = linear(rounded(x), weight, bias, {})
+        output = bounded_linear(to_bfloat16(x), weight, bias, {})
         assert output.dtype == torch.bfloat16
         output.backward(cotangent)
     rows, columns = cotangent.double().flatten(0, -2), x.bfloat16().double().flatten(0, -2)
@@ -334,7 +334,7 @@ def test_autocast_of_torch_would_round_everybody():
                 if name == "torch":
                     output = F.linear(x[:rows], weight)
                 else:
-                    output = linear(rounded(x[:rows]), weight, None, {})
+                    output = bounded_linear(to_bfloat16(x[:rows]), weight, None, {})
             output.backward(cotangent[:rows])
             sums[name, rows] = weight.grad.item()
     assert sums["here", 5000] - sums["here", 4999] == 1

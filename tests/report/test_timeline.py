@@ -2,7 +2,7 @@
 
 import pytest
 
-from clipless.ledger import parse
+from clipless.ledger import parse_ledger
 from clipless.privacy import FullBatch, Ledger, Mechanism, PoissonSampling, Relation
 from clipless.report._timeline import timeline
 
@@ -28,7 +28,7 @@ def found():
     ledger.record(WHOLE, label="norms", count=2)
     for _ in range(3):
         ledger.spend(LATER)
-    text = parse(ledger.snapshot().splitlines(), name="ledger")
+    text = parse_ledger(ledger.snapshot().splitlines(), name="ledger")
     assert dict(text.counts()) == {WHOLE: 3, STEP: 10, LATER: 3}
     return timeline(text)
 
@@ -77,6 +77,6 @@ def test_a_crash_leaves_a_reservation_that_counts():
     ledger.reserve(STEP, count=50)
     ledger.spend(STEP)
     text = "".join(f"{each.line}\n" for each in ledger._written)  # as the disk has it
-    assert timeline(parse(text.splitlines(), name="ledger")).steps == 50
-    settled = parse(ledger.snapshot().splitlines(), name="ledger")
+    assert timeline(parse_ledger(text.splitlines(), name="ledger")).steps == 50
+    settled = parse_ledger(ledger.snapshot().splitlines(), name="ledger")
     assert timeline(settled).steps == 1

@@ -7,7 +7,7 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from clipless.accounting import prepare, require_support
+from clipless.accounting import prepare_history, require_supported_sampling
 from clipless.errors import PrivacyError
 from clipless.privacy import FullBatch, Ledger, Mechanism, Relation, delta, epsilon
 from clipless.statistics import PrivateRows
@@ -91,9 +91,9 @@ def test_failures_are_added_to_delta():
     assert delta(history, math.inf) == 4e-6
     for accountant in ("pld", "rdp"):  # nobody who looks at divergences alone gets to see it
         with pytest.raises(PrivacyError, match="added to delta"):
-            require_support(((failing, 1),), accountant)
+            require_supported_sampling(((failing, 1),), accountant)
     with pytest.raises(PrivacyError, match="added to delta"):
-        prepare(((failing, 1),))
+        prepare_history(((failing, 1),))
     with pytest.raises(ValueError, match="failure"):
         Mechanism(noise_multiplier=5.0, sampling=FullBatch(dataset_size=100), failure=1.0)
 

@@ -13,9 +13,9 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, default_collate
 
 from clipless.audit.gradients._tightness_result import Tightness, summarise
-from clipless.bounds import SensitivityReport, sensitivity, unwrap
+from clipless.bounds import SensitivityReport, sensitivity, unwrap_module
 from clipless.losses import Loss
-from clipless.nn import clip_cotangent, scaled_modules, set_loss_scale
+from clipless.nn import clip_cotangent, clipping_modules, set_loss_scale
 from clipless.privacy import arithmetic_slack, guard_room
 
 
@@ -74,9 +74,9 @@ def tightness(
 
 def _as_in_training(model: nn.Module) -> nn.Module:
     """A copy in training mode whose thresholds speak of one example's loss and count nothing."""
-    own = copy.deepcopy(unwrap(model)).train()
+    own = copy.deepcopy(unwrap_module(model)).train()
     set_loss_scale(own, 1.0)
-    for _, module in scaled_modules(own):
+    for _, module in clipping_modules(own):
         module.follow = None
     return own
 

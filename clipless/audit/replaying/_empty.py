@@ -12,8 +12,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 
 @dataclass(frozen=True)
-class Emptied:
-    """A data set with an empty record, for `replay`; made by `empty`."""
+class DataWithEmptyRecord:
+    """A data set with an empty record, for `replay`; made by `with_empty_record`."""
 
     data: Any
     """The data set, with the contents of another record in the empty one's place."""
@@ -21,7 +21,7 @@ class Emptied:
     size: int
 
 
-def empty(data: Any, index: int) -> Emptied:
+def with_empty_record(data: Any, index: int) -> DataWithEmptyRecord:
     """Return the neighbour of `data` in which the record at `index` is empty.
 
     An empty record contributes nothing wherever it is sampled or counted, and all others stay in
@@ -35,7 +35,7 @@ def empty(data: Any, index: int) -> Emptied:
         index: which record, from 0; from the end if negative.
 
     Example:
-        >>> empty((torch.tensor([7.0, 8.0, 9.0]), torch.tensor([1, 2, 3])), 0).data
+        >>> with_empty_record((torch.tensor([7.0, 8.0, 9.0]), torch.tensor([1, 2, 3])), 0).data
         (tensor([8., 8., 9.]), tensor([2, 2, 3]))
     """
     size = _size(data)
@@ -44,7 +44,7 @@ def empty(data: Any, index: int) -> Emptied:
     place = index % size
     order = np.arange(size)
     order[place] = place - 1 if place else 1
-    return Emptied(data=_taken(data, order), index=place, size=size)
+    return DataWithEmptyRecord(data=_taken(data, order), index=place, size=size)
 
 
 def _size(data: Any) -> int:

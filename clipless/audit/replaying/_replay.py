@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clipless.audit.replaying._compare import differences, public_files
-from clipless.audit.replaying._empty import Emptied
+from clipless.audit.replaying._empty import DataWithEmptyRecord
 from clipless.audit.replaying._record import DivergedError, Recorder, Replayer, UnknownPlaceError
 from clipless.audit.replaying._result import ReplayResult
 from clipless.common import Watcher, watched_by
@@ -100,7 +100,7 @@ class Recording:
 
     def replay(self, neighbour: Any) -> ReplayResult:
         """Run on a neighbour with the recorded results, and compare; see `replay`."""
-        emptied = neighbour if isinstance(neighbour, Emptied) else None
+        emptied = neighbour if isinstance(neighbour, DataWithEmptyRecord) else None
         replayer = Replayer(
             self._transcript,
             factor=2 if emptied is None else 1,

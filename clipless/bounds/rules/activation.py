@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clipless.bounds._rule import LARGEST, Bound, Signal, Site, register, scaling
+from clipless.bounds._rule import LARGEST, Bound, Signal, CallSite, register, scaling
 
 _SOFTPLUS_THRESHOLDS = (20.0, 80.0)
 
 
-def refuse_inplace(site: Site, inplace: bool) -> None:
+def refuse_inplace(site: CallSite, inplace: bool) -> None:
     """Refuse operations that overwrite their input: another consumer would see the new values."""
     if inplace:
         site.refuse("it overwrites its input, which the trace cannot follow. Use inplace=False.")
@@ -32,7 +32,7 @@ def saturated(x: Signal, ceiling: float) -> float:
     return min(x.norm, ceiling) if x.is_bounded else x.norm
 
 
-def finite(site: Site, number: float) -> float:
+def finite(site: CallSite, number: float) -> float:
     """Return a number that is finite and leaves room for products in float32, or refuse."""
     if not abs(number) <= LARGEST:
         site.refuse(f"{number} is not finite, or so large that float32 overflows.")
@@ -40,34 +40,34 @@ def finite(site: Site, number: float) -> float:
 
 
 @register(torch.relu, F.relu, Tensor.relu)
-def relu(site: Site, x: Signal, inplace: bool = False) -> Bound:
+def relu(site: CallSite, x: Signal, inplace: bool = False) -> Bound:
     """max(0, x): l = 1, output X."""
     refuse_inplace(site, inplace)
     return scaling(site, x, 1.0, roundings=0)
 
 
 @register(torch.abs, torch.absolute, operator.abs, abs, Tensor.abs, Tensor.absolute)
-def absolute(site: Site, x: Signal) -> Bound:
+def absolute(site: CallSite, x: Signal) -> Bound:
     """|x|: l = 1, output X."""
     return scaling(site, x, 1.0, roundings=0)
 
 
 @register(F.leaky_relu)
-def leaky_relu(site: Site, x: Signal, negative_slope: float = 0.01, inplace: bool = False) -> Bound:
+def leaky_relu(site: CallSite, x: Signal, negative_slope: float = 0.01, inplace: bool = False) -> Bound:
     """Slope a below zero: l = max(1, |a|), output l X."""
     refuse_inplace(site, inplace)
     return scaling(site, x, max(1.0, finite(site, abs(negative_slope))), roundings=1)
 
 
 @register(torch.tanh, F.tanh, Tensor.tanh)
-def tanh(site: Site, x: Signal) -> Bound:
+def tanh(site: CallSite, x: Signal) -> Bound:
     """l = 1, output min(X, sqrt(n))."""
     output = saturated(x, math.sqrt(x.size))
     return Bound(lipschitz=1.0, output=output, roundings=1, rows_apart=True)
 
 
 @register(torch.sigmoid, F.sigmoid, Tensor.sigmoid)
-def sigmoid(site: Site, x: Signal) -> Bound:
+def sigmoid(site: CallSite, x: Signal) -> Bound:
     """l = 1/4; it maps 0 to 1/2, so the output is at most min(sqrt(n), sqrt(n)/2 + X/4)."""
     root = math.sqrt(x.size)
     from_zero = root / 2 + x.norm / 4
@@ -76,7 +76,7 @@ def sigmoid(site: Site, x: Signal) -> Bound:
 
 
 @register(F.softplus)
-def softplus(site: Site, x: Signal, beta: float = 1.0, threshold: float = 20.0) -> Bound:
+def softplus(site: CallSite, x: Signal, beta: float = 1.0, threshold: float = 20.0) -> Bound:
     """log(1 + exp(beta x)) / beta: l = 1, output X + sqrt(n) log(2)/beta, its value at zero."""
     if not finite(site, beta) > 0:
         site.refuse(f"softplus needs beta > 0, got {beta}.")
@@ -96,20 +96,20 @@ def softplus(site: Site, x: Signal, beta: float = 1.0, threshold: float = 20.0) 
 
 
 @register(F.elu)
-def elu(site: Site, x: Signal, alpha: float = 1.0, inplace: bool = False) -> Bound:
+def elu(site: CallSite, x: Signal, alpha: float = 1.0, inplace: bool = False) -> Bound:
     """alpha (exp(x) - 1) below zero: l = max(1, |alpha|), output l X."""
     refuse_inplace(site, inplace)
     return scaling(site, x, max(1.0, finite(site, abs(alpha))), roundings=1)
 
 
 @register(F.gelu)
-def gelu(site: Site, x: Signal, approximate: str = "none") -> Bound:
+def gelu(site: CallSite, x: Signal, approximate: str = "none") -> Bound:
     """x Phi(x), or its tanh approximation: l = 1.1291 (largest derivative), output X."""
     return Bound(lipschitz=1.1291, output=x.norm, roundings=1, rows_apart=True)
 
 
 @register(F.silu)
-def silu(site: Site, x: Signal, inplace: bool = False) -> Bound:
+def silu(site: CallSite, x: Signal, inplace: bool = False) -> Bound:
     """x sigmoid(x): l = 1.0999 (largest derivative), output X."""
     refuse_inplace(site, inplace)
     return Bound(lipschitz=1.0999, output=x.norm, roundings=1, rows_apart=True)
@@ -117,7 +117,7 @@ def silu(site: Site, x: Signal, inplace: bool = False) -> Bound:
 
 @register(F.dropout, torch.dropout)
 def dropout(
-    site: Site, x: Signal, p: float = 0.5, training: bool = True, inplace: bool = False
+    site: CallSite, x: Signal, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Bound:
     """Zeroes entries and scales the rest by 1 / (1 - p): l = 1 / (1 - p), output X / (1 - p).
 

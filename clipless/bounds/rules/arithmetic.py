@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipless.bounds._rule import Bound, Signal, Site, register, scaling
+from clipless.bounds._rule import Bound, Signal, CallSite, register, scaling
 
 
 @register(operator.add, torch.add, Tensor.add)
-def add(site: Site, a: Any, b: Any, *, alpha: float = 1) -> Bound:
+def add(site: CallSite, a: Any, b: Any, *, alpha: float = 1) -> Bound:
     """x + alpha y: the Jacobians are 1 and |alpha|, the output at most X + |alpha| Y.
 
     A constant adds its own norm over the whole example.
@@ -34,19 +34,19 @@ def add(site: Site, a: Any, b: Any, *, alpha: float = 1) -> Bound:
 
 
 @register(operator.sub, torch.sub, torch.subtract, Tensor.sub, Tensor.subtract)
-def subtract(site: Site, a: Any, b: Any, *, alpha: float = 1) -> Bound:
+def subtract(site: CallSite, a: Any, b: Any, *, alpha: float = 1) -> Bound:
     """x - alpha y: as for a sum."""
     return add(site, a, b, alpha=alpha)
 
 
 @register(operator.neg, torch.neg, torch.negative, Tensor.neg, Tensor.negative)
-def negate(site: Site, x: Signal) -> Bound:
+def negate(site: CallSite, x: Signal) -> Bound:
     """-x: l = 1, output X."""
     return scaling(site, x, 1.0, roundings=0)
 
 
 @register(operator.mul, torch.mul, torch.multiply, Tensor.mul, Tensor.multiply)
-def multiply(site: Site, a: Any, b: Any) -> Bound:
+def multiply(site: CallSite, a: Any, b: Any) -> Bound:
     """Multiplication by a constant a: l = |a| (the largest entry), output |a| X."""
     if isinstance(a, Signal) and isinstance(b, Signal):
         site.refuse(
@@ -58,7 +58,7 @@ def multiply(site: Site, a: Any, b: Any) -> Bound:
 
 
 @register(operator.truediv, torch.div, torch.divide, torch.true_divide, Tensor.div, Tensor.divide)
-def divide(site: Site, a: Any, b: Any) -> Bound:
+def divide(site: CallSite, a: Any, b: Any) -> Bound:
     """Division by a constant a: l = 1 / |a| (the smallest entry), output X / |a|."""
     if isinstance(b, Signal):
         site.refuse("it divides by a tensor that depends on the example: no Lipschitz constant.")
@@ -72,7 +72,7 @@ def divide(site: Site, a: Any, b: Any) -> Bound:
     return scaling(site, a, 1 / smallest, roundings=1)
 
 
-def _addend_norm(site: Site, term: Any) -> float:
+def _addend_norm(site: CallSite, term: Any) -> float:
     """The norm over the example of one term of a sum: a signal, a number or a constant tensor."""
     if isinstance(term, Signal):
         _check_keeps_shape(site, term)
@@ -86,7 +86,7 @@ def _addend_norm(site: Site, term: Any) -> float:
     return abs(_number(site, term)) * math.sqrt(site.output_size)
 
 
-def _largest(site: Site, constant: Any, x: Signal) -> float:
+def _largest(site: CallSite, constant: Any, x: Signal) -> float:
     if isinstance(constant, Tensor):
         _check_keeps_shape(site, x)
         return _extreme(constant.detach(), largest=True)
@@ -101,13 +101,13 @@ def _extreme(constant: Tensor, *, largest: bool) -> float:
     return float(sizes.max() if largest else sizes.min())
 
 
-def _number(site: Site, value: Any) -> float:
+def _number(site: CallSite, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         site.refuse(f"it needs a constant number here, got {value!r}.")
     return float(value)
 
 
-def _check_keeps_shape(site: Site, x: Signal) -> None:
+def _check_keeps_shape(site: CallSite, x: Signal) -> None:
     """Broadcasting repeats entries, which multiplies norms."""
     if math.prod(x.shape) != site.output_size:
         site.refuse(
@@ -117,7 +117,7 @@ def _check_keeps_shape(site: Site, x: Signal) -> None:
 
 
 @register(torch.maximum, torch.minimum, Tensor.maximum, Tensor.minimum)
-def elementwise_extreme(site: Site, a: Signal, b: Signal) -> Bound:
+def elementwise_extreme(site: CallSite, a: Signal, b: Signal) -> Bound:
     """max(x, y) or min(x, y), entry by entry: l = 1 in each, output sqrt(X^2 + Y^2)."""
     if not (isinstance(a, Signal) and isinstance(b, Signal)):
         site.refuse("one side is a constant: use a registered module for it.")

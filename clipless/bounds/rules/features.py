@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 
 from clipless import nn as lip
-from clipless.bounds._rule import Bound, Product, Signal, Site, register
+from clipless.bounds._rule import Bound, Product, Signal, CallSite, register
 from clipless.bounds.rules.activation import saturated
 
 
 @register(lip.Scattering2d)
-def scattering(site: Site, x: Signal) -> Bound:
+def scattering(site: CallSite, x: Signal) -> Bound:
     """A tree of steps of norm at most one: l <= 1 as certified for the filters, output l X."""
     layer = site.module
     if not layer.is_intact():
@@ -27,7 +27,7 @@ def scattering(site: Site, x: Signal) -> Bound:
 
 
 @register(lip.GroupNormalize)
-def group_normalize(site: Site, x: Signal) -> Bound:
+def group_normalize(site: CallSite, x: Signal) -> Bound:
     """Centred groups onto balls, over the floor: l = 1 / floor, output min(X / floor, sqrt(n))."""
     layer = site.module
     scaled = Signal(layer.lipschitz * x.norm, x.shape)
@@ -36,7 +36,7 @@ def group_normalize(site: Site, x: Signal) -> Bound:
 
 
 @register(lip.ChannelStandardize)
-def channel_standardize(site: Site, x: Signal) -> Bound:
+def channel_standardize(site: CallSite, x: Signal) -> Bound:
     """(x - m) / d at S positions: l = max 1 / d, output l X + sqrt(S) ||m / d||."""
     lipschitz, shift = site.module.constants()
     if not math.isfinite(lipschitz):
@@ -47,7 +47,7 @@ def channel_standardize(site: Site, x: Signal) -> Bound:
 
 
 @register(lip.ChannelMix)
-def channel_mix(site: Site, x: Signal) -> Bound:
+def channel_mix(site: CallSite, x: Signal) -> Bound:
     """A x at every position: l = ||A||, output l X."""
     lipschitz = site.module.constant()
     if not math.isfinite(lipschitz):

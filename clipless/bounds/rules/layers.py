@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from clipless import nn as lip
-from clipless.bounds._rule import Bound, Product, Signal, Site, register, scaling
+from clipless.bounds._rule import Bound, Product, Signal, CallSite, register, scaling
 from clipless.bounds.rules.activation import saturated
 
 _SEVERAL = 8
@@ -14,7 +14,7 @@ _SEVERAL = 8
 
 
 @register(lip.SpectralLinear, lip.FrobeniusLinear)
-def linear(site: Site, x: Signal) -> Bound:
+def linear(site: CallSite, x: Signal) -> Bound:
     """W x_t + b at T positions: l = c, output c X + sqrt(T) ||b||, J_W = X, J_b = sqrt(T).
 
     The weight's gradient is the sum of g_t x_t^T, of norm at most ||g|| ||x|| over all positions;
@@ -24,7 +24,7 @@ def linear(site: Site, x: Signal) -> Bound:
 
 
 @register(lip.SpectralConv1d, lip.SpectralConv2d)
-def convolution(site: Site, x: Signal) -> Bound:
+def convolution(site: CallSite, x: Signal) -> Bound:
     """N (Psi conv x) + b: l = c, output c X + sqrt(S) ||b||, J_Psi = N sqrt(m) X, J_b = sqrt(S).
 
     c is the constraint's radius, proved through the reshaped kernel or Fourier blocks; the patches
@@ -80,7 +80,7 @@ def weight_product(layer: Any) -> Product:
     return Product(rank=rank, terms=terms, certified=True)
 
 
-def _check_circular(site: Site, size: tuple[int, ...]) -> None:
+def _check_circular(site: CallSite, size: tuple[int, ...]) -> None:
     """Circular padding keeps the patch count only if windows wrap around whole images."""
     layer = site.module
     if any(
@@ -97,7 +97,7 @@ def _check_circular(site: Site, size: tuple[int, ...]) -> None:
             )
 
 
-def _check_certificate_size(site: Site, size: tuple[int, ...]) -> None:
+def _check_certificate_size(site: CallSite, size: tuple[int, ...]) -> None:
     """The Fourier certificate speaks of images up to its size (of exactly it, if circular)."""
     layer = site.module
     circular = layer.padding_mode == "circular"
@@ -113,7 +113,7 @@ def _check_certificate_size(site: Site, size: tuple[int, ...]) -> None:
 
 
 @register(lip.Embedding)
-def embedding(site: Site, tokens: Signal) -> Bound:
+def embedding(site: CallSite, tokens: Signal) -> Bound:
     """T rows of norm at most c: output sqrt(T) c, J = sqrt(T), reached when all tokens agree."""
     root_tokens = math.sqrt(math.prod(tokens.shape))
     return Bound(
@@ -127,20 +127,20 @@ def embedding(site: Site, tokens: Signal) -> Bound:
 
 
 @register(lip.GroupSort, lip.MaxMin, lip.FullSort)
-def sort(site: Site, x: Signal) -> Bound:
+def sort(site: CallSite, x: Signal) -> Bound:
     """A permutation of the example's entries: l = 1, output X."""
     site.own_axes(site.module.dim, x)
     return scaling(site, x, 1.0, roundings=0)
 
 
 @register(lip.Absolute)
-def absolute(site: Site, x: Signal) -> Bound:
+def absolute(site: CallSite, x: Signal) -> Bound:
     """Changes signs: l = 1, output X."""
     return scaling(site, x, 1.0, roundings=0)
 
 
 @register(lip.Householder)
-def householder(site: Site, x: Signal) -> Bound:
+def householder(site: CallSite, x: Signal) -> Bound:
     """Reflects pairs: l = 1, output X, J = X since turning an angle moves a pair by its norm."""
     site.own_axes(site.module.dim, x)
     return Bound(
@@ -162,7 +162,7 @@ def householder(site: Site, x: Signal) -> Bound:
     lip.ScaledGlobalL2NormPool1d,
     lip.ScaledGlobalL2NormPool2d,
 )
-def scaled_pooling(site: Site, x: Signal) -> Bound:
+def scaled_pooling(site: CallSite, x: Signal) -> Bound:
     """Pooling divided by its own Lipschitz constant: l = 1, output X."""
     # A sum and its product with a constant; backward, the cotangents of all windows of a pixel.
     # Of norms: the one that was rounded is divided by, and the product with x is rounded.
@@ -171,7 +171,7 @@ def scaled_pooling(site: Site, x: Signal) -> Bound:
 
 
 @register(lip.LayerCentering)
-def centering(site: Site, x: Signal) -> Bound:
+def centering(site: CallSite, x: Signal) -> Bound:
     """An orthogonal projection: l = 1, output X."""
     if site.module.dim is not None:
         site.own_axes(site.module.dim, x)
@@ -180,14 +180,14 @@ def centering(site: Site, x: Signal) -> Bound:
 
 
 @register(lip.BallProjection)
-def ball_projection(site: Site, x: Signal) -> Bound:
+def ball_projection(site: CallSite, x: Signal) -> Bound:
     """x min(1, c / ||x||): l = 1, output min(X, c)."""
     output = saturated(x, site.module.radius)
     return Bound(lipschitz=1.0, output=output, roundings=_SEVERAL, rows_apart=True)
 
 
 @register(lip.BoundedInput)
-def bounded_input(site: Site, x: Signal) -> Bound:
+def bounded_input(site: CallSite, x: Signal) -> Bound:
     """The input guard: output min(X, c), l = 1 when clipping; on the sphere c and no constant."""
     guard = site.module
     sphere = guard.mode == "sphere"
@@ -201,7 +201,7 @@ def bounded_input(site: Site, x: Signal) -> Bound:
 
 
 @register(lip.ClipGradient)
-def clip_gradient(site: Site, x: Signal) -> Bound:
+def clip_gradient(site: CallSite, x: Signal) -> Bound:
     """Identity whose backward pass hands on at most C: G = min(G, C), l = 1, output X."""
     return Bound(
         lipschitz=1.0,

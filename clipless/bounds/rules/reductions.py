@@ -13,24 +13,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.bounds._rule import Bound, Signal, Site, register, scaling
+from clipless.bounds._rule import Bound, Signal, CallSite, register, scaling
 from clipless.spectral import patch_multiplicity
 
 
 @register(torch.mean, Tensor.mean)
-def mean(site: Site, x: Signal, dim: Any = None, keepdim: bool = False) -> Bound:
+def mean(site: CallSite, x: Signal, dim: Any = None, keepdim: bool = False) -> Bound:
     """Average over S positions of the example: l = 1 / sqrt(S), output l X."""
     return scaling(site, x, 1 / math.sqrt(_reduced(site, x, dim)), roundings=1)
 
 
 @register(torch.sum, Tensor.sum)
-def total(site: Site, x: Signal, dim: Any = None, keepdim: bool = False) -> Bound:
+def total(site: CallSite, x: Signal, dim: Any = None, keepdim: bool = False) -> Bound:
     """Sum over S positions of the example: l = sqrt(S), output l X."""
     return scaling(site, x, math.sqrt(_reduced(site, x, dim)), roundings=1)
 
 
 @register(torch.amax, torch.amin, Tensor.amax, Tensor.amin)
-def extreme(site: Site, x: Signal, dim: Any = (), keepdim: bool = False) -> Bound:
+def extreme(site: CallSite, x: Signal, dim: Any = (), keepdim: bool = False) -> Bound:
     """Largest or smallest entry along axes of the example: l = 1, output X.
 
     At ties torch shares a cotangent evenly, a Jacobian of norm below one.
@@ -39,7 +39,7 @@ def extreme(site: Site, x: Signal, dim: Any = (), keepdim: bool = False) -> Boun
     return scaling(site, x, 1.0, roundings=1)
 
 
-def _reduced(site: Site, x: Signal, dim: Any) -> int:
+def _reduced(site: CallSite, x: Signal, dim: Any) -> int:
     """Number of positions a reduction runs over."""
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         site.refuse("it reduces over all axes, the batch included. Name the example's own axes.")
@@ -49,7 +49,7 @@ def _reduced(site: Site, x: Signal, dim: Any) -> int:
 
 @register(F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
 def max_pool(
-    site: Site,
+    site: CallSite,
     x: Signal,
     kernel_size: Any,
     stride: Any = None,
@@ -95,7 +95,7 @@ def has_cell(size: int, start: int, window: int, dilation: int) -> bool:
 
 @register(F.avg_pool1d, F.avg_pool2d, torch.avg_pool1d)
 def avg_pool(
-    site: Site,
+    site: CallSite,
     x: Signal,
     kernel_size: Any,
     stride: Any = None,
@@ -127,7 +127,7 @@ def avg_pool(
 
 
 @register(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, torch.adaptive_avg_pool1d)
-def adaptive_avg_pool(site: Site, x: Signal, output_size: Any) -> Bound:
+def adaptive_avg_pool(site: CallSite, x: Signal, output_size: Any) -> Bound:
     """Disjoint windows of w cells: l = 1 / sqrt(w), output l X."""
     _image_axes(site, x)
     size, reduced = x.shape[1:], site.output_shape[1:]
@@ -147,7 +147,7 @@ _ALONG_ONE_AXIS: frozenset[Any] = frozenset(
 )  # fmt: skip
 
 
-def _image_axes(site: Site, x: Signal) -> int:
+def _image_axes(site: CallSite, x: Signal) -> int:
     """Number of axes that a pooling operation slides over; the channels must be there as well.
 
     Without them torch would take the batch for the channels.

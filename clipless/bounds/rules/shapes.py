@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipless.bounds._rule import Bound, Signal, Site, register, scaling
+from clipless.bounds._rule import Bound, Signal, CallSite, register, scaling
 
 
 @register(torch.clone, Tensor.clone, Tensor.contiguous, Tensor.float, Tensor.double)
-def rearrange(site: Site, x: Signal) -> Bound:
+def rearrange(site: CallSite, x: Signal) -> Bound:
     """The same entries, perhaps in another place: l = 1, output X."""
     return scaling(site, x, 1.0, roundings=0)
 
 
 @register(torch.reshape, Tensor.reshape, Tensor.view)
-def reshape(site: Site, x: Signal, *shape: Any) -> Bound:
+def reshape(site: CallSite, x: Signal, *shape: Any) -> Bound:
     """A new shape in the same order: l = 1, output X.
 
     That the batch axis stays the first and whole is checked for every tensor of the model, by
@@ -46,20 +46,20 @@ reshape.shapes_only = True  # type: ignore[attr-defined]
 
 
 @register(Tensor.view_as, Tensor.reshape_as)
-def reshape_as(site: Site, x: Signal, other: Signal) -> Bound:
+def reshape_as(site: CallSite, x: Signal, other: Signal) -> Bound:
     """A new shape in the same order: l = 1, output X; the model of the shape gets no cotangent."""
     return Bound(lipschitz=(1.0, 0.0), output=x.norm, roundings=0, rows_apart=True)
 
 
 @register(torch.flatten, Tensor.flatten)
-def flatten(site: Site, x: Signal, start_dim: int = 0, end_dim: int = -1) -> Bound:
+def flatten(site: CallSite, x: Signal, start_dim: int = 0, end_dim: int = -1) -> Bound:
     """l = 1, output X; flattening may not include the batch axis."""
     site.own_axes((start_dim, end_dim), x)
     return rearrange(site, x)
 
 
 @register(torch.unflatten, Tensor.unflatten)
-def unflatten(site: Site, x: Signal, dim: int, sizes: Any = None) -> Bound:
+def unflatten(site: CallSite, x: Signal, dim: int, sizes: Any = None) -> Bound:
     """l = 1, output X."""
     site.own_axes(dim, x)
     return rearrange(site, x)
@@ -73,14 +73,14 @@ def unflatten(site: Site, x: Signal, dim: int, sizes: Any = None) -> Bound:
     Tensor.swapaxes,
     Tensor.swapdims,
 )
-def transpose(site: Site, x: Signal, dim0: int, dim1: int) -> Bound:
+def transpose(site: CallSite, x: Signal, dim0: int, dim1: int) -> Bound:
     """Swaps two axes of the example: l = 1, output X."""
     site.own_axes((dim0, dim1), x)
     return rearrange(site, x)
 
 
 @register(torch.permute, Tensor.permute)
-def permute(site: Site, x: Signal, *dims: Any) -> Bound:
+def permute(site: CallSite, x: Signal, *dims: Any) -> Bound:
     """Reorders axes of the example; the batch axis stays first: l = 1, output X."""
     order = dims[0] if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
     if order[0] % len(order) != 0:
@@ -89,7 +89,7 @@ def permute(site: Site, x: Signal, *dims: Any) -> Bound:
 
 
 @register(torch.movedim, torch.moveaxis, Tensor.movedim, Tensor.moveaxis)
-def movedim(site: Site, x: Signal, source: Any, destination: Any) -> Bound:
+def movedim(site: CallSite, x: Signal, source: Any, destination: Any) -> Bound:
     """Moves axes of the example: l = 1, output X."""
     site.own_axes(source, x)
     site.own_axes(destination, x)
@@ -97,7 +97,7 @@ def movedim(site: Site, x: Signal, source: Any, destination: Any) -> Bound:
 
 
 @register(torch.squeeze, Tensor.squeeze)
-def squeeze(site: Site, x: Signal, dim: Any = None) -> Bound:
+def squeeze(site: CallSite, x: Signal, dim: Any = None) -> Bound:
     """Drops axes of size one, named so that a batch of one keeps its axis: l = 1, output X."""
     if dim is None:
         site.refuse("squeeze() without an axis would also drop a batch of size one. Name the axis.")
@@ -106,14 +106,14 @@ def squeeze(site: Site, x: Signal, dim: Any = None) -> Bound:
 
 
 @register(torch.unsqueeze, Tensor.unsqueeze)
-def unsqueeze(site: Site, x: Signal, dim: int) -> Bound:
+def unsqueeze(site: CallSite, x: Signal, dim: int) -> Bound:
     """Adds an axis of size one to the example: l = 1, output X."""
     site.own_axes(dim, Signal(x.norm, site.output_shape))
     return rearrange(site, x)
 
 
 @register(operator.getitem)
-def getitem(site: Site, x: Any, index: Any) -> Bound:
+def getitem(site: CallSite, x: Any, index: Any) -> Bound:
     """Takes a part of the example, no entry twice: l = 1, output X."""
     if not isinstance(x, Signal):  # one of several results
         return rearrange(site, x[0])
@@ -130,20 +130,20 @@ def getitem(site: Site, x: Any, index: Any) -> Bound:
 
 
 @register(torch.chunk, torch.split, Tensor.chunk, Tensor.split)
-def split(site: Site, x: Signal, sizes: Any, dim: int = 0) -> Bound:
+def split(site: CallSite, x: Signal, sizes: Any, dim: int = 0) -> Bound:
     """Parts of the example: l = 1, each output X."""
     site.own_axes(dim, x)
     return rearrange(site, x)
 
 
 @register(torch.unbind, Tensor.unbind)
-def unbind(site: Site, x: Signal, dim: int = 0) -> Bound:
+def unbind(site: CallSite, x: Signal, dim: int = 0) -> Bound:
     """Parts of the example: l = 1, each output X."""
     return split(site, x, None, dim)
 
 
 @register(torch.cat, torch.concat, torch.concatenate)
-def concatenate(site: Site, tensors: Sequence[Signal], dim: int = 0) -> Bound:
+def concatenate(site: CallSite, tensors: Sequence[Signal], dim: int = 0) -> Bound:
     """l = 1 in every part, output sqrt(sum X_i^2)."""
     if not all(isinstance(part, Signal) for part in tensors):
         site.refuse("one of the parts is a constant, which is not covered.")
@@ -157,6 +157,6 @@ def concatenate(site: Site, tensors: Sequence[Signal], dim: int = 0) -> Bound:
 
 
 @register(torch.stack)
-def stack(site: Site, tensors: Sequence[Signal], dim: int = 0) -> Bound:
+def stack(site: CallSite, tensors: Sequence[Signal], dim: int = 0) -> Bound:
     """l = 1 in every part, output sqrt(sum X_i^2)."""
     return concatenate(site, tensors, dim)

@@ -10,7 +10,7 @@ import typer
 
 from clipless.cli._options import Debug, Json
 from clipless.cli._output import emit, note, working
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.runs import ConfigError
 
 
@@ -74,7 +74,7 @@ def budget(
             answer = answer_of_run(run)
         else:
             if examples is None:
-                raise missing("examples")
+                raise not_set_error("examples")
             answer = answer_of_numbers(
                 epsilon=epsilon,
                 delta=delta,

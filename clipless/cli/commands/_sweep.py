@@ -11,7 +11,7 @@ import typer
 from clipless.cli._config_layers import data_layer, flag_layer, set_layer
 from clipless.cli._options import Debug, Json, Settings
 from clipless.cli._output import emit, note
-from clipless.runs import ConfigError, layered, read_config_file
+from clipless.runs import ConfigError, merge_config_layers, read_config_file
 
 if TYPE_CHECKING:
     from clipless.sweeps import SweepResult
@@ -87,7 +87,7 @@ def sweep(
         "privacy.epsilon": epsilon,
     })  # fmt: skip
     file = {} if config is None else read_config_file(config)
-    given = layered(file, data_layer(data), flags, set_layer(settings))
+    given = merge_config_layers(file, data_layer(data), flags, set_layer(settings))
     _require_optuna()
     from clipless.sweeps import Sweep, read_sweep, run_sweep
 

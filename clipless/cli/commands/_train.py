@@ -17,11 +17,11 @@ from clipless.folders import RunFile, RunFolder
 from clipless.runs import (
     ConfigError,
     RunConfig,
-    is_first,
-    layered,
+    is_first_process,
+    merge_config_layers,
     read_config_file,
     recipes,
-    restarted,
+    was_restarted,
     torchrun_rank,
 )
 from clipless.runs import recipe as read_recipe
@@ -114,7 +114,7 @@ def train(
         layers += [] if recipe is None else [read_recipe(recipe)]
         layers += [] if config is None else [read_config_file(config)]
         layers += [data_layer(data), flag_layer(flags), set_layer(settings)]
-        chosen = RunConfig.from_dict(layered(*layers))
+        chosen = RunConfig.from_dict(merge_config_layers(*layers))
         return chosen, _new_folder(chosen) if out is None else out, going_on
 
     chosen, folder, going_on = decide() if torchrun_rank() is None else _decided_by_first(decide)
@@ -130,14 +130,14 @@ def _train(
     try:
         run = train_run(config, folder, resume=resume, progress=progress, report=report)
     except KeyboardInterrupt:
-        if not is_first() or not RunFolder(folder).has(RunFile.CONFIG):
+        if not is_first_process() or not RunFolder(folder).has(RunFile.CONFIG):
             raise  # before there was anything to go on with
         note(
             f"Interrupted. What was spent is in {RunFolder(folder).ledger}; nothing is lost. Go on "
             f"with: clipless train --resume --out {folder}"
         )
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    if not is_first():
+    if not is_first_process():
         return
     emit(run.to_dict(), _summary(run), json=json)
     if run.stopped == "budget":
@@ -148,7 +148,7 @@ def _train(
 def _summary(run: TrainedRun) -> Text:
     from rich.text import Text
 
-    from clipless.privacy import private_words
+    from clipless.privacy import guarantee_in_words
 
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in run.metrics.items())
     weights = "averaged" if run.averaged else "last"
@@ -159,7 +159,7 @@ def _summary(run: TrainedRun) -> Text:
     ]
     if run.report is not None:
         lines.append(f"Report: {run.report}")
-    return Text.assemble((private_words(run.epsilon, run.delta), "bold"), "\n".join(lines))
+    return Text.assemble((guarantee_in_words(run.epsilon, run.delta), "bold"), "\n".join(lines))
 
 
 def _decided_by_first(
@@ -173,7 +173,7 @@ def _decided_by_first(
 
 def _is_restart(out: Path | None) -> bool:
     """Whether `torchrun` starts its processes again, after they have begun a run."""
-    if not restarted():
+    if not was_restarted():
         return False
     if out is None:
         raise ConfigError(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clipless.bounds import is_rehearsing
-from clipless.common import missing
+from clipless.bounds import is_trial_run
+from clipless.common import not_set_error
 from clipless.errors import PrivacyError
-from clipless.kernels import Compiled
+from clipless.kernels import CompiledFunction
 from clipless.losses import Loss, PerExample
 from clipless.privacy.compiled import _functions as _compile
 from clipless.privacy.compiled._functions import (
@@ -49,9 +49,9 @@ class CompiledCalls:
         )  # fmt: skip
         self._whatever_size = mode in GRAPH_MODES
         reason = uncompilable(session.model)
-        self._forward: Compiled | None = None
+        self._forward: CompiledFunction | None = None
         self._passes: RecordedPasses | None = None
-        self._losses: Compiled | None = None
+        self._losses: CompiledFunction | None = None
         if reason is not None:
             warnings.warn(f"the model runs uncompiled: {reason}.", stacklevel=4)
         else:
@@ -122,10 +122,10 @@ class CompiledCalls:
 
     def _run_model(self, *inputs: Any, **options: Any) -> Any:
         session, model = self._session, self._session.model
-        if options or is_rehearsing() or not (model.training and torch.is_grad_enabled()):
+        if options or is_trial_run() or not (model.training and torch.is_grad_enabled()):
             return model._call_impl(*inputs, **options)
         if self._passes is None:
-            raise missing("passes")
+            raise not_set_error("passes")
         output, pull = None, None
         try:
             session._before_forward(model, inputs, self._passes)

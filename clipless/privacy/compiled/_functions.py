@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from clipless.kernels import Compiled, Run, close
+from clipless.kernels import CompiledFunction, AnyFunction, is_close
 from clipless.losses import Loss
 from clipless.nn import Projection, clip_rows
 
@@ -37,7 +37,7 @@ _WEIGHED_ROWS = 8
 
 def compiled_model(
     session: TrainingSession, *, backend: str, mode: str | None, fixed: bool, joined: bool
-) -> Compiled:
+) -> CompiledFunction:
     """Compile the forward and backward pass of a session's model, with its bounds.
 
     `fixed`: all batches have the same number of rows. `joined`: layers may become one kernel.
@@ -56,18 +56,18 @@ def compiled_model(
 
     chosen = run_rounded if session.plan.precision == "bfloat16" else run
 
-    def attempt(function: Run, *inputs: Any) -> None:
+    def attempt(function: AnyFunction, *inputs: Any) -> None:
         # Backward passes are compiled when they first run, which must not be in mid-step.
         _compare(function, chosen, inputs, enforcement)
         session.trial.check(inputs, lambda *given: (function(*given), None))
 
-    return Compiled(
+    return CompiledFunction(
         chosen, name="the model", attempt=attempt, backend=backend, mode=mode, fixed=fixed,
         joined=joined, pure=True,
     )  # fmt: skip
 
 
-def kept_bytes(run: Run, inputs: Sequence[Any]) -> float:
+def kept_bytes(run: AnyFunction, inputs: Sequence[Any]) -> float:
     """Estimate how much a forward pass keeps for its backward pass, from a pass of a few rows."""
     rows = next((each.shape[0] for each in inputs if isinstance(each, Tensor)), 0)
     if rows < 2:
@@ -78,7 +78,7 @@ def kept_bytes(run: Run, inputs: Sequence[Any]) -> float:
     return (_kept_for(run, inputs, few) - _kept_for(run, inputs, half)) / (few - half) * rows
 
 
-def _kept_for(run: Run, inputs: Sequence[Any], rows: int) -> int:
+def _kept_for(run: AnyFunction, inputs: Sequence[Any], rows: int) -> int:
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def _kept_for(run: Run, inputs: Sequence[Any], rows: int) -> int:
 
 
 def _compare(
-    function: Run, plain: Run, inputs: Sequence[Any], enforcement: Enforcement
+    function: AnyFunction, plain: AnyFunction, inputs: Sequence[Any], enforcement: Enforcement
 ) -> None:  # fmt: skip
     """Refuse compiled code that computes something else than the model, on the first rows.
 
@@ -114,16 +114,16 @@ def _compare(
     wanted = enforcement.gradients(expected, cotangent[:rows])
     if not torch.equal(expected, again):  # dropout, say
         return
-    if not close(output[:rows].detach(), expected.detach(), tolerance=0.1):
+    if not is_close(output[:rows].detach(), expected.detach(), tolerance=0.1):
         raise RuntimeError("the compiled model's output differs from the model's")
     for one, other in zip(found, wanted, strict=True):
         if (one is None) != (other is None) or (
-            one is not None and other is not None and not close(one, other, tolerance=0.1)
+            one is not None and other is not None and not is_close(one, other, tolerance=0.1)
         ):
             raise RuntimeError("the compiled model's gradients differ from the model's")
 
 
-def compiled_projection(projection: Projection, *, backend: str) -> Compiled:
+def compiled_projection(projection: Projection, *, backend: str) -> CompiledFunction:
     """Compile a projection, and hold its first result against that of the projection itself.
 
     Most of its kernels are so small that they cost no more than their launch, so that fusing them
@@ -134,17 +134,17 @@ def compiled_projection(projection: Projection, *, backend: str) -> Compiled:
     def run(*weights: Tensor) -> list[Tensor]:
         return projection(weights)
 
-    def attempt(function: Run, *weights: Tensor) -> None:
+    def attempt(function: AnyFunction, *weights: Tensor) -> None:
         for found, expected in zip(function(*weights), run(*weights), strict=True):
-            if not close(found, expected, tolerance=1e-4):
+            if not is_close(found, expected, tolerance=1e-4):
                 raise RuntimeError("the compiled projection's result differs from the projection's")
 
-    return Compiled(
+    return CompiledFunction(
         run, name="the projection", attempt=attempt, backend=backend, fixed=True
     )  # fmt: skip
 
 
-def compiled_criterion(criterion: Loss, *, backend: str, fixed: bool) -> Compiled:
+def compiled_criterion(criterion: Loss, *, backend: str, fixed: bool) -> CompiledFunction:
     """Compile the criterion together with its gradient and the output guard."""
 
     def run(
@@ -152,15 +152,15 @@ def compiled_criterion(criterion: Loss, *, backend: str, fixed: bool) -> Compile
     ) -> tuple[Tensor, Tensor]:
         return guarded_losses(criterion, output, target, weights, divisor, limit)
 
-    def attempt(function: Run, *arguments: Any) -> None:
+    def attempt(function: AnyFunction, *arguments: Any) -> None:
         _, expected = run(*arguments)
         _, found = function(*arguments)
-        if close(found, expected, tolerance=1e-3):
+        if is_close(found, expected, tolerance=1e-3):
             return
-        if close(run(*arguments)[1], expected, tolerance=1e-3):  # it does not draw numbers
+        if is_close(run(*arguments)[1], expected, tolerance=1e-3):  # it does not draw numbers
             raise RuntimeError("the compiled criterion's gradient differs from the criterion's")
 
-    return Compiled(
+    return CompiledFunction(
         run, name="the criterion", attempt=attempt, backend=backend, fixed=fixed
     )  # fmt: skip
 

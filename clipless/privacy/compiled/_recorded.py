@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.errors import PrivacyError
-from clipless.kernels import Recording, Run, addresses_of, all_close, fresh
+from clipless.kernels import RecordedGraph, AnyFunction, data_pointers, all_are_close, clone_all
 
 if TYPE_CHECKING:
     from clipless.privacy.step._enforcement import Enforcement
@@ -40,7 +40,7 @@ class Recorded:
 
     def __init__(
         self,
-        function: Run,
+        function: AnyFunction,
         *,
         name: str,
         wanted: Callable[..., bool],
@@ -74,7 +74,7 @@ class Recorded:
 
     def _goes_on(self) -> bool:
         """Whether everything is as it was at the last call."""
-        parts, addresses = self._parts(), addresses_of(self._tensors())
+        parts, addresses = self._parts(), data_pointers(self._tensors())
         if self._begun is not None:
             known, places = self._begun
             if len(known) == len(parts) and all(map(is_, known, parts)) and places == addresses:
@@ -93,7 +93,7 @@ class Recorded:
             expected = self._computed(own.values)
             self._record(own.values)
             # A function that draws numbers does not agree with itself either.
-            if not all_close(self._replayed(), expected, tolerance=0.01) and all_close(
+            if not all_are_close(self._replayed(), expected, tolerance=0.01) and all_are_close(
                 self._computed(own.values), expected, tolerance=0.01
             ):
                 raise RuntimeError("a replay computes something else than the function")
@@ -117,17 +117,17 @@ class Recorded:
 
     def _forget(self) -> None:
         """Let go of the graphs, and with them of their memory."""
-        self._graph: Recording[Sequence[Tensor]] | None = None
+        self._graph: RecordedGraph[Sequence[Tensor]] | None = None
 
     def _record(self, arguments: Sequence[Any]) -> None:
         device = next(each.device for each in arguments if isinstance(each, Tensor))
-        self._graph = Recording(lambda: self._function(*arguments), device=device)
+        self._graph = RecordedGraph(lambda: self._function(*arguments), device=device)
 
     def _replay(self) -> Any:
         if self._graph is None:
-            raise missing("graph")
+            raise not_set_error("graph")
         self._graph.replay()
-        return fresh(self._graph.result)
+        return clone_all(self._graph.result)
 
     def _computed(self, arguments: Sequence[Any]) -> list[Tensor]:
         """All that matters about a call, by the function."""
@@ -141,7 +141,7 @@ class Recorded:
 class RecordedPasses(Recorded):
     """Forward passes of a model that return the output and, if recorded, the way back from it."""
 
-    def __init__(self, function: Run, enforcement: Enforcement, **options: Any) -> None:
+    def __init__(self, function: AnyFunction, enforcement: Enforcement, **options: Any) -> None:
         super().__init__(function, name="the model's passes", **options)
         self._enforcement = enforcement
         self._passes = 0
@@ -150,8 +150,8 @@ class RecordedPasses(Recorded):
         return self._function(*arguments), None
 
     def _forget(self) -> None:
-        self._forward: Recording[Tensor] | None = None
-        self._backward: Recording[Sequence[Tensor | None]] | None = None
+        self._forward: RecordedGraph[Tensor] | None = None
+        self._backward: RecordedGraph[Sequence[Tensor | None]] | None = None
 
     def _record(self, arguments: Sequence[Any]) -> None:
         # Where an earlier pass is still remembered, autograd would have this one wait for it.
@@ -159,9 +159,9 @@ class RecordedPasses(Recorded):
         # What the forward pass keeps is given back in the course of the backward pass: in one pool,
         # the two take no more memory than they do unrecorded.
         pool, device = torch.cuda.graph_pool_handle(), self._enforcement.leaves[0].device
-        forward = Recording(lambda: self._function(*arguments), device=device, pool=pool)
+        forward = RecordedGraph(lambda: self._function(*arguments), device=device, pool=pool)
         self._cotangents = torch.zeros_like(forward.result, requires_grad=False)
-        self._backward = Recording(
+        self._backward = RecordedGraph(
             lambda: self._enforcement.gradients(forward.result, self._cotangents),
             device=device,
             pool=pool,
@@ -171,7 +171,7 @@ class RecordedPasses(Recorded):
 
     def _replay(self) -> tuple[Tensor, Pull]:
         if self._forward is None:
-            raise missing("forward")
+            raise not_set_error("forward")
         self._forward.replay()
         self._passes += 1
         output = self._forward.result.detach().clone()
@@ -196,7 +196,7 @@ class RecordedPasses(Recorded):
         self._cotangents.copy_(cotangents)
         self._backward.replay()
         found = self._backward.result
-        copies = iter(fresh([each for each in found if each is not None]))
+        copies = iter(clone_all([each for each in found if each is not None]))
         return [None if each is None else next(copies) for each in found]
 
 

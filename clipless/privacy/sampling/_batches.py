@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.errors import PrivacyError
 from clipless.privacy.sampling._collate import StepCollate
 from clipless.privacy.sampling._wrapping import check_map_style
@@ -103,7 +103,7 @@ def split_step(
         rows, weights = views * len(part), None
         if padded:
             if micro_batch_size is None:
-                raise missing("micro batch size")
+                raise not_set_error("micro batch size")
             rows = views * micro_batch_size
             weights = row_weights(rows=rows, real=views * len(part), device=device)
         yield StepSample(

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from clipless.accounting import PoissonSampling, Sampling
-from clipless.common import empty_row, missing, says_where
+from clipless.common import empty_row, not_set_error, names_moved_arguments
 from clipless.distributed import rank_and_size
 from clipless.errors import PrivacyError
 from clipless.privacy.sampling._batch_options import BatchOptions
@@ -39,7 +39,7 @@ _claiming = threading.Lock()
 _USUAL: Any = ()  # for a `DataLoader` with nothing but the usual settings
 
 
-@says_where(batches=BatchOptions, data=DataLoader)
+@names_moved_arguments(batches=BatchOptions, data=DataLoader)
 class PrivateLoader:
     """Batches of a data set, one independent sample for every step.
 
@@ -183,7 +183,7 @@ class PrivateLoader:
         if not self._padded:
             return None
         if self._micro_batch_size is None:
-            raise missing("micro batch size")
+            raise not_set_error("micro batch size")
         return self._micro_batch_size * self.views
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.errors import PrivacyError
 
 
@@ -92,7 +92,7 @@ class Views:
     @torch.no_grad()
     def _views_of(self, inputs: Tensor, seed: int) -> Tensor:
         if self._augment is None:
-            raise missing("augment")
+            raise not_set_error("augment")
         if inputs.shape[0] == 0:
             return inputs  # an empty sample, which an augmentation need not know about
         if self._repeats > 1:

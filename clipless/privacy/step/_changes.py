@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from clipless.bounds import SensitivityReport
 from clipless.errors import PrivacyError
-from clipless.nn import scaled_modules
-from clipless.privacy._following import planned_queries
+from clipless.nn import clipping_modules
+from clipless.privacy._quantile_thresholds import planned_queries
 from clipless.privacy._plan import Plan, planned_parameters
 
 
@@ -30,7 +30,7 @@ def check_same_model(
             "new ones; the ledger goes on from what is spent."
         )
     scale = 1 / plan.loss_divisor
-    for path, module in scaled_modules(model):
+    for path, module in clipping_modules(model):
         if module.loss_scale != scale:
             raise PrivacyError(
                 f"{path}.loss_scale was changed to {module.loss_scale:g}. In private training "

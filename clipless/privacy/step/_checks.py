@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipless.bounds import any_global_hooks, hooks_of
+from clipless.bounds import has_global_hooks, hooks_of
 from clipless.distributed import local
 from clipless.errors import PrivacyError
 from clipless.losses import Loss
@@ -98,7 +98,7 @@ def check_gradient_hooks(parameters: Iterable[Tensor]) -> None:
 
 def check_global_hooks() -> None:
     """Refuse hooks on all modules at once, which could change or mix activations."""
-    if any_global_hooks():
+    if has_global_hooks():
         raise PrivacyError(
             "a hook on all modules is registered (torch.nn.modules.module.register_module_...), "
             "which could change activations or mix examples unseen. Remove it for training."

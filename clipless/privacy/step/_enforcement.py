@@ -30,14 +30,14 @@ from torch import Tensor, nn
 
 from clipless.bounds import SensitivityReport
 from clipless.errors import PrivacyError
-from clipless.kernels import Limits, row_parameter
+from clipless.kernels import GradientLimits, per_example_parameter
 from clipless.nn import BoundedModule
 from clipless.privacy._plan import Plan
 from clipless.privacy.compiled._recorded import Pull
 
 _MARGIN = {"float32": 1e-4, "tf32": 1.2e-3, "bfloat16": 1.2e-3}
 """By how much norms are computed too small at most, and operands of products are rounded up."""
-_NOTHING: Limits = {}
+_NOTHING: GradientLimits = {}
 _NO_LEAVES: dict[int, Tensor] = {}
 
 
@@ -63,7 +63,7 @@ class Enforcement:
     def adopt(self, report: SensitivityReport, plan: Plan) -> None:
         """Hold gradients to these bounds from the next forward pass on."""
         room = (1 + plan.arithmetic_slack) * (1 - _margin(self._trainable[0].dtype, plan))
-        uses: defaultdict[nn.Module, list[Limits]] = defaultdict(list)
+        uses: defaultdict[nn.Module, list[GradientLimits]] = defaultdict(list)
         for node in report.nodes:
             if node.gradient_bounds:
                 module = self._model.get_submodule(node.name)
@@ -137,7 +137,7 @@ class _BoundedCall:
     """The forward method of one layer, as long as a private forward pass runs."""
 
     def __init__(
-        self, enforcement: Enforcement, module: nn.Module, uses: tuple[Limits, ...]
+        self, enforcement: Enforcement, module: nn.Module, uses: tuple[GradientLimits, ...]
     ) -> None:
         self.module, self.used = module, 0
         self._enforcement, self._uses = enforcement, uses
@@ -156,7 +156,7 @@ class _BoundedCall:
         if leaves is not None:
             self._parameters = [self._seen(limits, leaves) for limits in (*self._uses, _NOTHING)]
 
-    def _seen(self, limits: Limits, leaves: Mapping[int, Tensor]) -> dict[str, Any]:
+    def _seen(self, limits: GradientLimits, leaves: Mapping[int, Tensor]) -> dict[str, Any]:
         """The parameters that a use sees, by name, and None for those that the layer lacks."""
         absent = {name: None for name, each in self.module._parameters.items() if each is None}
         return absent | {
@@ -180,7 +180,7 @@ class _BoundedCall:
         parameters = self._used_now(limits) if known is None else known[use]
         return self._forward(*inputs, parameters=parameters, limits=limits)
 
-    def _used_now(self, limits: Limits) -> dict[str, Any]:
+    def _used_now(self, limits: GradientLimits) -> dict[str, Any]:
         seen = self._seen(limits, _NO_LEAVES)
         return seen | {name: self._enforcement.lead_to(seen[name]) for name in limits}
 
@@ -204,13 +204,13 @@ class _BoundedCall:
 
 
 def _by_rows(
-    module: nn.Module, *inputs: Any, parameters: Mapping[str, Tensor], limits: Limits
+    module: nn.Module, *inputs: Any, parameters: Mapping[str, Tensor], limits: GradientLimits
 ) -> Any:
     """Run a layer that is not ours on one example at a time, each with parameters of its own."""
     plain = copy.copy(module)
     vars(plain).pop("forward", None)
     rows = inputs[0].shape[0]
-    copies = {n: row_parameter(p, rows, limits.get(n)) for n, p in parameters.items()}
+    copies = {n: per_example_parameter(p, rows, limits.get(n)) for n, p in parameters.items()}
 
     def one(own: dict[str, Tensor], *example: Any) -> Any:
         batch = tuple(x.unsqueeze(0) if isinstance(x, Tensor) else x for x in example)

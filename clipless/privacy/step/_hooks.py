@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from clipless.bounds import is_rehearsing
+from clipless.bounds import is_trial_run
 
 
 class SessionHook:
@@ -34,7 +34,7 @@ class SessionHook:
         return None if self._inside else self._run(owner, *arguments)
 
     def _pass_on(self, owner: object, *arguments: Any) -> Any:
-        if self._owner() is not owner or is_rehearsing():
+        if self._owner() is not owner or is_trial_run():
             return None
         return self._action(owner, *arguments)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from clipless.bounds import Snapshot
+from clipless.bounds import ModelSnapshot
 from clipless.distributed import ShardedTeam, Team, uncovered, whole
 from clipless.nn import certify, prepare_projection
 from clipless.privacy._precision import Precision
@@ -49,7 +49,7 @@ class ModelGuard:
     def accept(self) -> None:
         """Take the model as it is now for the one that bounds were proved of."""
         with self._uncovered():
-            self.snapshot = Snapshot(self._model)
+            self.snapshot = ModelSnapshot(self._model)
 
     def prepare(self) -> None:
         """Prepare the projection for the model as it is now."""
@@ -71,7 +71,7 @@ class ModelGuard:
             self._projected.compute_by(compiled_projection(self._projected, backend=backend))
 
     def changed(self, *, numbers: bool = True) -> bool:
-        """Whether the model has changed since it was accepted: see `Snapshot.changed`."""
+        """Whether the model has changed since it was accepted: see `ModelSnapshot.changed`."""
         with self._uncovered():
             return self.snapshot.changed(numbers=numbers)
 

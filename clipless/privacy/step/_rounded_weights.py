@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from clipless.bounds import weight_product
 from clipless.errors import ConstraintError
-from clipless.kernels import Habit
+from clipless.kernels import LazyCudaGraph
 from clipless.nn import AffineModule
 from clipless.privacy._precision import UNITS, WEIGHT_ROOM
-from clipless.spectral import UNIT, ConvolutionBall, Orthogonal, SpectralBall, gram_iteration
+from clipless.spectral import UNIT_ROUNDOFF, ConvolutionBall, Orthogonal, SpectralBall, gram_iteration
 
 # Squarings of the distance from a multiple of the identity, each of which tightens its bound.
 _SQUARINGS = 3
@@ -44,7 +44,7 @@ class RoundedWeights:
             key = (module._weight_constraint(), module.weight.shape, _scale(module))
             groups[key, module.weight.device].append(module)
         self._groups = [(key[0], members) for key, members in groups.items()]
-        self._habit = Habit()
+        self._habit = LazyCudaGraph()
 
     def restore(self) -> None:
         """Shrink the weights, in place, whose rounded values are not proved to have their norm."""
@@ -109,5 +109,5 @@ def _norm_bound(matrices: Tensor) -> Tensor:
     mean = energy / size
     identity = torch.eye(size, dtype=gram.dtype, device=gram.device)
     deviation = gram_iteration(gram - mean[:, None, None] * identity, _SQUARINGS)
-    error = (matrices.shape[-1] + size + 8) * UNIT * energy
+    error = (matrices.shape[-1] + size + 8) * UNIT_ROUNDOFF * energy
     return torch.sqrt((mean + deviation + error) * _SCALARS)

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from clipless.accounting import FullBatch
-from clipless.bounds import SensitivityReport, Shape, TracedModel, input_shapes, prove, traced_model
-from clipless.common import missing
+from clipless.bounds import SensitivityReport, Shape, TracedModel, input_shapes, prove_bounds, traced_model
+from clipless.common import not_set_error
 from clipless.distributed import Team, meeting, refuse_compiled, uncovered, whole
 from clipless.errors import PrivacyError
 from clipless.ledger import Budget, BudgetMeter, Ledger
 from clipless.losses import Loss
 from clipless.nn import ConstrainedModule, set_loss_scale
-from clipless.privacy._following import Followers
+from clipless.privacy._quantile_thresholds import QuantileThresholds
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._plan import Plan
 from clipless.privacy._precision import arithmetic_slack
@@ -124,7 +124,7 @@ class TrainingSession:
         self._graph: TracedModel | None = None
         self._hold_to(plan, report)
         self._followers = (
-            Followers(model, report, plan.loss_divisor) if plan.queries else None
+            QuantileThresholds(model, report, plan.loss_divisor) if plan.queries else None
         )  # fmt: skip
 
     # --- attaching and detaching -----------------------------------------------------------------
@@ -412,7 +412,7 @@ class TrainingSession:
         known = None if self._guard.changed(numbers=False) else self._graph
         with whole(self.model):
             self._graph = known or traced_model(self.model, self._input_shapes)
-            report = prove(self._graph, self.model, loss=self.criterion)
+            report = prove_bounds(self._graph, self.model, loss=self.criterion)
         with uncovered(self.model):
             check_same_model(self.model, report, self.plan, self._parameters, self._trainable)
             slack = arithmetic_slack(
@@ -465,7 +465,7 @@ class TrainingSession:
         """The step under way."""
         progress = self._book.progress
         if progress is None:
-            raise missing("the step under way")
+            raise not_set_error("the step under way")
         return progress
 
     def _admit(self, call: ForwardCall) -> None:
@@ -512,7 +512,7 @@ class TrainingSession:
         Also if it is interrupted, nobody gets to see gradients without noise.
         """
         if call.pull is None:
-            raise missing("the way back")
+            raise not_set_error("the way back")
         try:
             self._gradients.drop()
             with without_autocast(call.output.device.type):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipless.bounds import sensitivity
-from clipless.common import MALFORMED
+from clipless.common import MALFORMED_ERRORS
 from clipless.folders import RunFile, RunFolder, json_data, replace_file
 from clipless.training import Callback
 
@@ -54,7 +54,7 @@ class BoundsCallback(Callback):
             folder = trainer.run_dir
             self._path = None if folder is None else RunFolder(folder).file(RunFile.BOUNDS)
         if trainer.step and self._path is not None:
-            with contextlib.suppress(OSError, *MALFORMED):  # a damaged file is written anew
+            with contextlib.suppress(OSError, *MALFORMED_ERRORS):  # a damaged file is written anew
                 self.written = dict(json.loads(self._path.read_text()))
                 return
         head = {"format": "clipless-bounds", "version": 1, "note": NOTE}

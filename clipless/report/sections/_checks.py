@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from clipless.accounting import stated
+from clipless.accounting import filter_of_name
 from clipless.errors import LedgerError
 from clipless.folders import CheckpointFacts
-from clipless.ledger import LedgerText, parse
+from clipless.ledger import LedgerText, parse_ledger
 from clipless.privacy import Plan
 from clipless.report._format import relation_words, upper
 from clipless.report._timeline import Timeline
@@ -94,7 +94,7 @@ def _same_steps(found: Timeline, plan: Plan) -> Check:
         detail += "Plan and ledger do not belong together, or one of them was edited."
         return Check(name=name, state="failed", detail=detail)
     detail += "Their cost is part of epsilon; the table of layers shows the noise of the plan."
-    if stated(plan.accountant) is None:
+    if filter_of_name(plan.accountant) is None:
         detail += " Epsilon holds if that change was fixed beforehand: no filter was declared."
     return Check(name=name, state="note", detail=detail)
 
@@ -133,7 +133,7 @@ def same_ledger(text: LedgerText, facts: CheckpointFacts) -> Check:
     """The copy of the ledger in the checkpoint is a beginning of this ledger."""
     name = "The ledger is the one that the checkpoint was saved with"
     try:
-        head: Sequence[str] = parse(facts.ledger_lines, name="the copy").digests
+        head: Sequence[str] = parse_ledger(facts.ledger_lines, name="the copy").digests
     except LedgerError as error:
         return Check(name=name, state="failed", detail=f"The copy is damaged: {error}.")
     same = text.digests[: len(head)] == tuple(head)

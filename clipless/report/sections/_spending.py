@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clipless.accounting import meter_of
+from clipless.accounting import meter_accountant
 from clipless.privacy import Mechanism, Plan, describe_sampling, epsilon
 from clipless.report._timeline import Timeline
 
@@ -79,7 +79,7 @@ class Cost:
 
     def __call__(self, history: list[tuple[Mechanism, int]]) -> float:
         """Return an upper bound; infinite for a release without noise."""
-        return epsilon(history, self._plan.delta, accountant=meter_of(self._plan.accountant))
+        return epsilon(history, self._plan.delta, accountant=meter_accountant(self._plan.accountant))
 
 
 def _curve(found: Timeline, cost: Cost) -> tuple[SpendingPoint, ...]:

@@ -25,7 +25,7 @@ def read_section(kind: type[Section], data: Any, *, where: str) -> Section:
     hints = get_type_hints(kind)
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     refuse_unknown(data, known, where=f"[{where}]")
-    return kind(**{key: typed(data[key], hints[key], where=f"{where}.{key}") for key in data})
+    return kind(**{key: as_type(data[key], hints[key], where=f"{where}.{key}") for key in data})
 
 
 def refuse_unknown(names: Iterable[str], known: Iterable[str], *, where: str) -> None:
@@ -38,13 +38,13 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], *, where: str) ->
             raise ConfigError(f"{where} has no setting {name!r}.{hint} It has {', '.join(known)}.")
 
 
-def typed(value: Any, kind: Any, *, where: str) -> Any:
+def as_type(value: Any, kind: Any, *, where: str) -> Any:
     """Return a value as the annotated type, or refuse it.
 
     Example:
-        >>> typed(3, float, where="privacy.epsilon")
+        >>> as_type(3, float, where="privacy.epsilon")
         3.0
-        >>> typed(["flip"], tuple[str, ...], where="training.augment")
+        >>> as_type(["flip"], tuple[str, ...], where="training.augment")
         ('flip',)
     """
     if get_origin(kind) in (Union, UnionType):  # an optional value
@@ -59,7 +59,7 @@ def typed(value: Any, kind: Any, *, where: str) -> Any:
         return value
     if get_origin(kind) is tuple:
         parts = value if isinstance(value, list | tuple) else [value]
-        return tuple(typed(part, get_args(kind)[0], where=where) for part in parts)
+        return tuple(as_type(part, get_args(kind)[0], where=where) for part in parts)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         if not abs(value) <= sys.float_info.max:
             raise ConfigError(f"{where} must be finite, got {value!r:.40}")
@@ -88,7 +88,7 @@ def parse_value(text: str) -> Any:
     return text.split(",") if "," in text else text
 
 
-def require(condition: bool, message: str) -> None:
+def check_setting(condition: bool, message: str) -> None:
     """Raise a `ConfigError` unless a condition holds."""
     if not condition:
         raise ConfigError(message)

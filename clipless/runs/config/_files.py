@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipless.common import MALFORMED, reason
+from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.runs.config._errors import ConfigError
 
 # Of each group one key may be given; a later layer's choice replaces an earlier one's.
@@ -47,8 +47,8 @@ def parse_config(text: str, *, name: str) -> dict[str, Any]:
             raise ConfigError(f"{name}: a configuration ends in .toml, .yaml or .json")
     except ConfigError:
         raise
-    except MALFORMED as error:
-        raise ConfigError(f"{name} is not valid: {reason(error)}") from error
+    except MALFORMED_ERRORS as error:
+        raise ConfigError(f"{name} is not valid: {error_text(error)}") from error
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise ConfigError(f"{name} must hold the sections of a configuration, [data] and so on")
     return data
@@ -65,14 +65,14 @@ def _yaml(text: str) -> Any:
         raise ValueError(error) from error
 
 
-def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
+def merge_config_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested data in which later layers override earlier ones, key by key.
 
     A layer that names another model or loss drops the settings of the one before, and one of two
     alternatives (epochs or steps, a data set or a file) replaces the other.
 
     Example:
-        >>> layered({"training": {"epochs": 3, "pad": True}}, {"training": {"steps": 10}})
+        >>> merge_config_layers({"training": {"epochs": 3, "pad": True}}, {"training": {"steps": 10}})
         {'training': {'pad': True, 'steps': 10}}
     """
     result: dict[str, Any] = {}

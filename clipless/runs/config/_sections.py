@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
-from clipless.common import MALFORMED, reason
+from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.folders import RunFile, RunFolder, RunFolderError
-from clipless.runs.config._fields import NOTHING, read_section, refuse_unknown, require
+from clipless.runs.config._fields import NOTHING, read_section, refuse_unknown, check_setting
 from clipless.runs.config._files import read_config_file
 
 Task = Literal["classification", "regression"]
@@ -60,38 +60,38 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        require(
+        check_setting(
             (self.name is None) != (self.file is None),
             "give the data by name (data.name) or as a file (data.file), one of the two",
         )
-        require(
+        check_setting(
             0 < self.test_fraction < 1,
             f"data.test_fraction must lie between 0 and 1, got {self.test_fraction}",
         )
-        require(
+        check_setting(
             self.limit is None or self.limit >= 8,
             f"data.limit must be at least 8 examples, got {self.limit}",
         )
         table = self.is_table
-        require(
+        check_setting(
             not table or self.target is not None,
             f"{self.file} is a table: name the column to predict (data.target, --target)",
         )
-        require(
+        check_setting(
             table or self.target is None,
             f"data.target={self.target!r} is for tables (.csv, .tsv, .parquet)",
         )
-        require(table or self.task == "classification", "regression is for tables")
-        require(
+        check_setting(table or self.task == "classification", "regression is for tables")
+        check_setting(
             self.classes is None or (table and self.task == "classification"),
             "data.classes names the labels of a table; for arrays, give data.class_count",
         )
-        require(
+        check_setting(
             self.class_count is None or (self.file is not None and not table),
             "data.class_count is for arrays of one's own (.npz); data sets by name have theirs, "
             "and for tables there is data.classes",
         )
-        require(
+        check_setting(
             self.class_count is None or self.class_count >= 2,
             f"data.class_count must be at least 2, got {self.class_count}",
         )
@@ -112,10 +112,10 @@ class Choice:
     @classmethod
     def from_dict(cls, data: Any, *, where: str) -> Self:
         """Return a choice from its table of settings, of which `name` is one."""
-        require(isinstance(data, Mapping), f"[{where}] must be a table of settings, got {data!r}")
+        check_setting(isinstance(data, Mapping), f"[{where}] must be a table of settings, got {data!r}")
         settings = {key: value for key, value in data.items() if key != "name" and value != NOTHING}
         name = data.get("name")
-        require(name is None or isinstance(name, str), f"{where}.name must be text, got {name!r}")
+        check_setting(name is None or isinstance(name, str), f"{where}.name must be text, got {name!r}")
         return cls(name=name, settings=settings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,14 +138,14 @@ class PrivacyConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        require(
+        check_setting(
             self.epsilon is not None or self.noise_multiplier is not None,
             "give privacy.epsilon (--epsilon), or privacy.noise_multiplier (--noise-multiplier)",
         )
         for name in ("epsilon", "noise_multiplier"):
             value = getattr(self, name)
-            require(value is None or value > 0, f"privacy.{name} must be above 0, got {value}")
-        require(
+            check_setting(value is None or value > 0, f"privacy.{name} must be above 0, got {value}")
+        check_setting(
             self.delta is None or 0 < self.delta < 1,
             f"privacy.delta must lie between 0 and 1, got {self.delta}",
         )
@@ -200,7 +200,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        require(
+        check_setting(
             self.epochs is None or self.steps is None,
             "give training.epochs or training.steps, not both",
         )
@@ -209,24 +209,24 @@ class TrainingConfig:
             "views", "checkpoint_every", "keep_checkpoints",
         ):  # fmt: skip
             value = getattr(self, name)
-            require(value is None or value > 0, f"training.{name} must be above 0, got {value}")
+            check_setting(value is None or value > 0, f"training.{name} must be above 0, got {value}")
         for name in ("momentum", "weight_decay", "check_bounds"):
             value = getattr(self, name)
-            require(value >= 0, f"training.{name} must not be negative, got {value}")
-        require(self.momentum < 1, f"training.momentum must be below 1, got {self.momentum}")
-        require(
+            check_setting(value >= 0, f"training.{name} must not be negative, got {value}")
+        check_setting(self.momentum < 1, f"training.momentum must be below 1, got {self.momentum}")
+        check_setting(
             self.optimizer == "sgd" or self.momentum == 0,
             f"training.momentum is for sgd, not for {self.optimizer}",
         )
-        require(
+        check_setting(
             self.average is None or 0 <= self.average <= 1,
             f"training.average must lie in [0, 1], or be none, got {self.average}",
         )
-        require(
+        check_setting(
             self.clip_quantile is None or 0 < self.clip_quantile < 1,
             f"training.clip_quantile must lie between 0 and 1, got {self.clip_quantile}",
         )
-        require(
+        check_setting(
             self.clip_quantile is None or not self.compile,
             "training.compile needs a fixed threshold: leave training.clip_quantile out, and clip "
             "at model.clip_gradient",
@@ -297,6 +297,6 @@ def stored_config(folder: RunFolder) -> RunConfig:
     fields = folder.read_json(RunFile.CONFIG)
     try:
         return RunConfig.from_dict(fields)
-    except MALFORMED as error:
+    except MALFORMED_ERRORS as error:
         path = folder.file(RunFile.CONFIG)
-        raise RunFolderError(f"{path} was damaged: {reason(error)}") from error
+        raise RunFolderError(f"{path} was damaged: {error_text(error)}") from error

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.data import (
     ColourSpace,
     DataFileError,
@@ -124,7 +124,7 @@ def _digits(config: DataConfig) -> RunData:
 
 def _arrays(config: DataConfig) -> RunData:
     if config.file is None:
-        raise missing("file")
+        raise not_set_error("file")
     found = read_arrays(Path(config.file))
     if config.class_count is None:
         raise ConfigError(
@@ -173,9 +173,9 @@ def _within(pair: tuple[Tensor, Tensor], classes: int) -> tuple[Tensor, Tensor]:
 def _table(config: DataConfig) -> RunData:
     file, column = config.file, config.target
     if file is None:
-        raise missing("file")
+        raise not_set_error("file")
     if column is None:
-        raise missing("target")
+        raise not_set_error("target")
     features, target = read_table(file, target=column, separator=config.separator)
     labels = config.classes
     if labels is not None and not file.lower().endswith((".parquet", ".pq")):

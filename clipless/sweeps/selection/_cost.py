@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clipless.accounting import Accountant, History, merge, prepare, rdp, require_support
+from clipless.accounting import Accountant, History, merge_releases, prepare_history, rdp, require_supported_sampling
 from clipless.errors import PrivacyError
 from clipless.privacy import epsilon
 from clipless.sweeps.selection._repetitions import Repetitions
@@ -118,11 +118,11 @@ def _worst(histories: Sequence[History], delta: float) -> tuple[Any, Any]:
 
     orders, worst = None, None
     for history in histories:
-        runs = merge(history)
-        require_support(runs, "rdp")
+        runs = merge_releases(history)
+        require_supported_sampling(runs, "rdp")
         if any(mechanism.noise_multiplier == 0 for mechanism, _ in runs):
             return None, None
-        orders, found = rdp.divergences(prepare(runs))
+        orders, found = rdp.divergences(prepare_history(runs))
         if orders is None:
             raise ValueError("a history is empty: a run releases something")
         worst = found if worst is None else np.maximum(worst, found)
@@ -159,11 +159,11 @@ def composition_epsilon(histories: Sequence[History], *, delta: float) -> float:
     (where those have a bound for the sampling).
     """
     together = [release for history in histories for release in history]
-    runs = merge(together)
+    runs = merge_releases(together)
     accountant: Accountant = "pld"
     if len(runs) > _MOST_FOR_PLD:
         # Where orders have no bound for the sampling, distributions take long, but they answer.
         with contextlib.suppress(PrivacyError):
-            require_support(runs, "rdp")
+            require_supported_sampling(runs, "rdp")
             accountant = "rdp"
     return epsilon(together, delta, accountant=accountant)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from clipless.common import fresh_bits
-from clipless.runs import read_section, require
+from clipless.runs import read_section, check_setting
 
 Distribution = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
 
@@ -43,17 +43,17 @@ class Repetitions:
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
         largest = _LARGEST_POISSON_MEAN if self.distribution == "poisson" else _LARGEST_MEAN
-        require(
+        check_setting(
             1 < self.mean <= largest,
             f"repetitions.mean must be above 1 and at most {largest:g}, got {self.mean}",
         )
         if self.distribution == "negative_binomial":
-            require(
+            check_setting(
                 self.shape is not None and 0 <= self.shape <= 100,
                 f"repetitions.shape must lie in [0, 100], got {self.shape}",
             )
         else:
-            require(
+            check_setting(
                 self.shape is None,
                 f"repetitions.shape is for negative_binomial, not for {self.distribution}",
             )

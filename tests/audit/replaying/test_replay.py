@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import clipless
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
-from clipless.audit import empty, record, replay
+from clipless.audit import with_empty_record, record, replay
 from clipless.common._release import fresh_bits
 from clipless.errors import PrivacyError
 from clipless.images import ImageRule, train_images
@@ -127,7 +127,7 @@ def test_many_neighbours_of_larger_networks(make, options):
     for index in range(40):
         scale = 10.0 ** float(torch.randint(-6, 7, (), generator=generator))
         strange = scale * torch.randn(small.SHAPES[make], generator=generator)
-        others[f"{index} emptied"] = empty(data, index)
+        others[f"{index} emptied"] = with_empty_record(data, index)
         others[f"{index} replaced"] = with_record(data, index, strange, index % 3)
     assert_replays(record(run, data), others)
 
@@ -142,7 +142,7 @@ def test_a_threshold_that_follows_a_quantile():
 
     recording = record(run, data)
     assert_replays(recording, neighbours(data))
-    names = [query.name for query in recording.replay(empty(data, 0)).queries]
+    names = [query.name for query in recording.replay(with_empty_record(data, 0)).queries]
     assert names.count("examples above the threshold of 5") == 4
 
 
@@ -169,7 +169,7 @@ def test_data_sets_of_one_item_at_a_time():
         name: each if not isinstance(each, tuple) else Items(each)
         for name, each in neighbours(data.data).items()
     }
-    others |= {f"record {index}": empty(data, index) for index in (0, LONE, 39)}
+    others |= {f"record {index}": with_empty_record(data, index) for index in (0, LONE, 39)}
     others = {name: each for name, each in others.items() if " emptied" not in name}
     assert_replays(record(run, data), others)
 
@@ -218,7 +218,7 @@ def test_image_recipe(full):
 
     recording = record(run, (x, y))
     assert_replays(recording, neighbours((x, y)))
-    names = {query.name for query in recording.replay(empty((x, y), 0)).queries}
+    names = {query.name for query in recording.replay(with_empty_record((x, y), 0)).queries}
     assert {"channel histograms", "channel means", "channel deviations"} < names
     assert "channel covariance" in names
 
@@ -250,7 +250,7 @@ def test_private_statistics():
     data = records()
     others = neighbours(data)
     assert_replays(record(statistics, data), others)
-    names = [query.name for query in replay(statistics, data, empty(data, 0)).queries]
+    names = [query.name for query in replay(statistics, data, with_empty_record(data, 0)).queries]
     assert names == [
         "column histograms", "column means", "column spreads", "channel histograms",
         "channel means", "channel deviations", "channel covariance", "sum",
@@ -269,7 +269,7 @@ def test_statistics_of_an_empty_record_are_those_of_the_others():
         )
 
     recording = record(run, data)
-    (query,) = recording.replay(empty(data, -1)).queries
+    (query,) = recording.replay(with_empty_record(data, -1)).queries
     assert (query.distance, query.factor) == (1.0, 1)
     (query,) = recording.replay(with_record(data, 3, y=1)).queries
     assert (query.distance, query.factor) == (pytest.approx(math.sqrt(2)), 2)
@@ -323,7 +323,7 @@ def test_sweep():
 def test_the_order_of_releases_and_their_results_are_handed_out_again():
     data = records()
     recording = record(statistics, data)
-    one, two = recording.replay(empty(data, 3)), recording.replay(empty(data, 3))
+    one, two = recording.replay(with_empty_record(data, 3)), recording.replay(with_empty_record(data, 3))
     assert one == two
     again = recording.replay(data)
     assert again.passed
@@ -394,17 +394,17 @@ def test_errors():
 
 def test_empty_records():
     frame = pytest.importorskip("pandas").DataFrame({"a": [1, 2, 3], "b": list("xyz")})
-    found = empty((frame, frame["b"], np.arange(3)), -1)
+    found = with_empty_record((frame, frame["b"], np.arange(3)), -1)
     assert found.data[0]["b"].tolist() == ["x", "y", "y"]
     assert found.data[0].index.tolist() == [0, 1, 2]
     assert (found.data[1].tolist(), found.data[2].tolist()) == (["x", "y", "y"], [0, 1, 1])
     assert (found.index, found.size) == (2, 3)
     with pytest.raises(ValueError, match="no record 3"):
-        empty(frame, 3)
+        with_empty_record(frame, 3)
     with pytest.raises(ValueError, match="no record 0"):
-        empty(torch.zeros(1), 0)
+        with_empty_record(torch.zeros(1), 0)
     with pytest.raises(TypeError, match="cannot be emptied"):
-        empty({1: 2, 3: 4}, 0)
+        with_empty_record({1: 2, 3: 4}, 0)
 
 
 def test_an_empty_record_needs_the_whole_data():
@@ -414,7 +414,7 @@ def test_an_empty_record_needs_the_whole_data():
         return trained(DataLoader(TensorDataset(*(part[:30] for part in data)), batch_size=20))
 
     with pytest.raises(PrivacyError, match="uses 30 of 40 records"):
-        replay(run, data, empty(data, 3))
+        replay(run, data, with_empty_record(data, 3))
     assert replay(run, data, with_record(data, 3, 1e9)).passed
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
-from clipless.audit import empty, replay
+from clipless.audit import with_empty_record, replay
 from clipless.errors import PrivacyError
 from clipless.privacy import Ledger, Plan, Relation
 from clipless.privacy._noise import GaussianNoise
@@ -59,7 +59,7 @@ def column_sum(data, label="sum"):
 
 def test_the_honest_ones_pass():
     for run in (train, column_sum):
-        for other in (empty(DATA, LONE), empty(DATA, 0), with_record(DATA, 0, 1e6)):
+        for other in (with_empty_record(DATA, LONE), with_empty_record(DATA, 0), with_record(DATA, 0, 1e6)):
             result = replay(run, DATA, other)
             assert result.passed, result
             assert not result.unmoved
@@ -70,7 +70,7 @@ def test_a_list_of_classes_from_the_data():
         return train(data, classes=int(data[1].max()) + 1)
 
     (found,) = [
-        each for each in replay(run, DATA, empty(DATA, LONE)).differences if "tensors" in each
+        each for each in replay(run, DATA, with_empty_record(DATA, LONE)).differences if "tensors" in each
     ]
     assert "(3, 6) torch.float32, on the neighbour (2, 6)" in found
 
@@ -121,7 +121,7 @@ def test_bounds_of_gradients_that_are_understated(monkeypatch):
         ]
     )
     monkeypatch.setattr(Plan, "releases", smaller)
-    found = replay(train, DATA, empty(DATA, LONE))
+    found = replay(train, DATA, with_empty_record(DATA, LONE))
     assert {each.name for each in found.violations} == {"1.weight"}
 
 
@@ -196,7 +196,7 @@ def test_a_statistic_that_was_never_released():
         noise = torch.randn(6)  # the same in both runs, and counted nowhere
         return column_sum(data), data[0].mean(0) + noise
 
-    (found,) = replay(run, DATA, empty(DATA, 0)).differences
+    (found,) = replay(run, DATA, with_empty_record(DATA, 0)).differences
     assert found.startswith("result[1]['values']")
 
 
@@ -211,7 +211,7 @@ def test_noise_that_is_added_elsewhere():
 
 def test_a_release_that_no_ledger_counts(monkeypatch):
     monkeypatch.setattr(Ledger, "record", lambda self, mechanism, **label: None)
-    (found,) = replay(column_sum, DATA, empty(DATA, 0)).differences
+    (found,) = replay(column_sum, DATA, with_empty_record(DATA, 0)).differences
     assert found == "1 releases were made, of which ledgers count 0"
 
 

@@ -15,7 +15,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from clipless.audit import empty, record
+from clipless.audit import with_empty_record, record
 from clipless.sklearn import CliplessClassifier, CliplessRegressor, TabularRule
 from tests.audit.neighbours import assert_replays
 from tests.cli.shell import here
@@ -71,7 +71,7 @@ def neighbours(data, last=ROWS - 1):
     """Rows that are emptied, and rows that hold what no other row does."""
     long_ago, late = pd.Timestamp("1700-01-01"), pd.Timestamp("2200-01-01")
     return {
-        **{f"row {row} emptied": empty(data, row) for row in (0, 1, LONE, 100, last)},
+        **{f"row {row} emptied": with_empty_record(data, row) for row in (0, 1, LONE, 100, last)},
         "a new category": changed(data, 5, kind="somewhere new"),
         "a new category first": changed(data, 0, kind="somewhere new"),
         "a new category last": changed(data, last, kind="somewhere new"),
@@ -188,7 +188,7 @@ def test_arrays_of_numbers(tmp_path):
         labels[row] = y[row] if label is None else label
         return inputs, labels
 
-    others = {f"row {row} emptied": empty((x, y), row) for row in (0, 1, 120, ROWS - 1)}
+    others = {f"row {row} emptied": with_empty_record((x, y), row) for row in (0, 1, 120, ROWS - 1)}
     values = (0.0, 1e300, -1e300, 1e-300, math.nan, math.inf, -math.inf, 0.5)
     others |= {f"{value} in {row}": other(row, value) for value in values for row in (0, ROWS - 1)}
     others |= {f"label {label}": other(0, label=label) for label in (0, 1, 2, -1, 10**9)}

@@ -15,8 +15,8 @@ from torch import nn
 import clipless
 from clipless import losses
 from clipless import nn as lip
-from clipless.kernels._compiled import Compiled
-from clipless.kernels._traced import join_sorted_norms
+from clipless.kernels.compilation._compiled import CompiledFunction
+from clipless.kernels.layers._compiler_operators import join_sorted_norms
 from clipless.nn import prepare_projection
 from clipless.privacy import PrivacyOptions
 from clipless.privacy.compiled._functions import compiled_projection, guarded_losses, kept_bytes
@@ -70,7 +70,7 @@ def test_layers_are_joined_on_accelerators_alone(where, precision, monkeypatch, 
         counts.append(join_sorted_norms(graph))
         return counts[-1]
 
-    monkeypatch.setattr("clipless.kernels._compiled.join_sorted_norms", join_and_count)
+    monkeypatch.setattr("clipless.kernels.compilation._compiled.join_sorted_norms", join_and_count)
     weights = []
     for options in ({"pad": True}, {"compile": BACKEND}):
         torch.manual_seed(1)
@@ -384,6 +384,6 @@ def test_what_is_raised_by_the_function_itself_comes_through():
     def function(x):
         raise ValueError("its own fault")
 
-    call = Compiled(function, name="it", attempt=lambda f, x: f(x), backend="eager", fixed=True)
+    call = CompiledFunction(function, name="it", attempt=lambda f, x: f(x), backend="eager", fixed=True)
     with pytest.warns(UserWarning, match="runs uncompiled"), pytest.raises(ValueError, match="own"):
         call(torch.ones(2))

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from clipless import losses
 from clipless import nn as lip
 from clipless.bounds import _shapes
-from clipless.bounds._structure import Snapshot
+from clipless.bounds._structure import ModelSnapshot
 from clipless.privacy import BatchOptions, PrivacyOptions
 from clipless.privacy.step._session import TrainingSession
 from clipless.training import LayerAdam, Trainer
@@ -168,14 +168,14 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_snapshot_sees_what_changes_about_a_model(change):
     model = watched_model()
-    snapshot = Snapshot(model)
+    snapshot = ModelSnapshot(model)
     assert not snapshot.changed()
     class_before = dict(vars(Branching))
     try:
         CHANGES[change](model)
         assert snapshot.changed()
         assert snapshot.changed(numbers=False) == (change != "a number")
-        assert not Snapshot(model).changed()
+        assert not ModelSnapshot(model).changed()
     finally:
         for name in ("scale", "forward"):
             setattr(Branching, name, class_before[name])

@@ -60,7 +60,7 @@ def _as_on_a_gpu(request, monkeypatch, fresh_compiler):
     monkeypatch.setattr(Repetition, "made", 0)
     monkeypatch.setattr(Repetition, "fails", None)
     if "real" not in request.node.name:
-        monkeypatch.setattr(_recorded, "Recording", Repetition)
+        monkeypatch.setattr(_recorded, "RecordedGraph", Repetition)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
         monkeypatch.setattr(TrainingSession, "on_cuda", property(lambda session: True))
         monkeypatch.setattr(TrainingSession, "on_accelerator", property(lambda session: True))
@@ -258,7 +258,7 @@ class Forgetful(Repetition):
 
 def test_replays_that_compute_something_else(monkeypatch):
     """Gradients of a broken graph have no bound."""
-    monkeypatch.setattr(_recorded, "Recording", Forgetful)
+    monkeypatch.setattr(_recorded, "RecordedGraph", Forgetful)
     run = compiled(noise_multiplier=0.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -12,7 +12,7 @@ from joblib import Parallel, delayed
 import clipless
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
-from clipless.bounds._shapes import _rehearsal, is_rehearsing
+from clipless.bounds._shapes import trial_run, is_trial_run
 from clipless.errors import BudgetExhaustedError
 from clipless.ledger import BudgetMeter
 from clipless.privacy import Ledger, Relation, default_delta, epsilon
@@ -83,15 +83,15 @@ def test_rehearsing_is_of_one_thread():
     inside, done = threading.Event(), threading.Event()
 
     def rehearse():
-        with _rehearsal():
-            assert is_rehearsing()
+        with trial_run():
+            assert is_trial_run()
             inside.set()
             done.wait(10)
 
     def look():
         inside.wait(10)
         try:
-            assert not is_rehearsing()
+            assert not is_trial_run()
         finally:
             done.set()
 
@@ -203,13 +203,13 @@ def test_workers_of_joblib_share_neither_samples_nor_noise(backend):
 
 def test_a_compiled_call_waits_for_a_trace():
     """A compiled function refuses to run while another thread traces symbolically."""
-    from clipless.kernels._capture import CAPTURING
-    from clipless.kernels._traced import as_operators
+    from clipless.kernels.compilation._tracing import TRACING_LOCK
+    from clipless.kernels.layers._compiler_operators import as_operators
 
     order = []
 
     def trace():
-        with CAPTURING:
+        with TRACING_LOCK:
             time.sleep(0.2)
             order.append("traced")
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from clipless.runs import ConfigError, RunConfig, recipe, recipes
-from clipless.runs.config._fields import parse_value, typed
-from clipless.runs.config._files import layered, parse_config
+from clipless.runs.config._fields import parse_value, as_type
+from clipless.runs.config._files import merge_config_layers, parse_config
 
 SMALL = {"data": {"name": "digits"}, "privacy": {"epsilon": 3}}
 
@@ -121,11 +121,11 @@ def test_layers():
         "model": {"name": "lenet", "channels": [2, 4]},
         "training": {"epochs": 3, "pad": True},
     }
-    assert layered(base, {"data": {"file": "a.npz"}})["data"] == {"limit": 100, "file": "a.npz"}
-    assert layered(base, {"model": {"name": "mlp"}})["model"] == {"name": "mlp"}
-    assert layered(base, {"model": {"hidden": 4}})["model"]["channels"] == [2, 4]
-    assert layered(base, {"model": {"name": "lenet", "hidden": 4}})["model"]["channels"] == [2, 4]
-    assert layered(base, {"training": {"steps": 5}})["training"] == {"pad": True, "steps": 5}
+    assert merge_config_layers(base, {"data": {"file": "a.npz"}})["data"] == {"limit": 100, "file": "a.npz"}
+    assert merge_config_layers(base, {"model": {"name": "mlp"}})["model"] == {"name": "mlp"}
+    assert merge_config_layers(base, {"model": {"hidden": 4}})["model"]["channels"] == [2, 4]
+    assert merge_config_layers(base, {"model": {"name": "lenet", "hidden": 4}})["model"]["channels"] == [2, 4]
+    assert merge_config_layers(base, {"training": {"steps": 5}})["training"] == {"pad": True, "steps": 5}
     assert base["training"] == {"epochs": 3, "pad": True}
 
 
@@ -133,7 +133,7 @@ def test_values_on_the_command_line():
     given = ("3", "0.5", "1e-5", "true", "none", "sphere", "16,32", "flip,crop:2", '"3"', "[1]")
     expected = [3, 0.5, 1e-5, True, "none", "sphere", [16, 32], ["flip", "crop:2"], "3", [1]]
     assert [parse_value(text) for text in given] == expected
-    assert typed("none", float | None, where="x") is None
+    assert as_type("none", float | None, where="x") is None
 
 
 def test_recipes():
@@ -162,7 +162,7 @@ def test_the_mnist_recipe_builds_the_network_of_the_benchmark():
         spec.loader.exec_module(benchmark)
     finally:
         sys.path.remove(str(folder))
-    given = layered(
+    given = merge_config_layers(
         recipe("mnist-epsilon3"), {"model": {"input_shape": [1, 28, 28], "classes": 10}}
     )
     config = RunConfig.from_dict(given)

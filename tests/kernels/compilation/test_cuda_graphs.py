@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from clipless.kernels import _cuda_graphs as _graphs
-from clipless.kernels._cuda_graphs import Habit
+from clipless.kernels.compilation import _cuda_graphs as _graphs
+from clipless.kernels.compilation._cuda_graphs import LazyCudaGraph
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -27,7 +27,7 @@ class Repetition:
 @pytest.fixture
 def repetition(monkeypatch):
     kind = type("Fresh", (Repetition,), {})
-    monkeypatch.setattr(_graphs, "Recording", kind)
+    monkeypatch.setattr(_graphs, "RecordedGraph", kind)
     monkeypatch.setattr(_graphs, "_may_record", lambda tensors: True)
     return kind
 
@@ -37,7 +37,7 @@ def halve(tensors):
 
 
 def test_the_third_time_is_recorded_and_each_is_done_once(repetition):
-    habit, tensors = Habit(), [torch.ones(3), torch.full((2,), 4.0)]
+    habit, tensors = LazyCudaGraph(), [torch.ones(3), torch.full((2,), 4.0)]
     for time in range(1, 6):
         versions = [tensor._version for tensor in tensors]
         habit.run(halve, tensors)
@@ -49,7 +49,7 @@ def test_the_third_time_is_recorded_and_each_is_done_once(repetition):
 
 
 def test_memory_that_moves_is_recorded_anew(repetition):
-    habit = Habit()
+    habit = LazyCudaGraph()
     for _ in range(2):
         tensors = [torch.ones(3)]
         for _ in range(4):
@@ -60,7 +60,7 @@ def test_memory_that_moves_is_recorded_anew(repetition):
 
 def test_a_replay_that_does_something_else_is_not_used(repetition):
     repetition.spoils = True
-    habit, tensors = Habit(), [torch.ones(3)]
+    habit, tensors = LazyCudaGraph(), [torch.ones(3)]
     habit.run(halve, tensors)
     habit.run(halve, tensors)
     with pytest.warns(UserWarning, match="something else"):
@@ -75,7 +75,7 @@ def test_work_that_cannot_be_recorded_goes_on(repetition, monkeypatch):
         raise RuntimeError("looks at values")
 
     monkeypatch.setattr(repetition, "__init__", fail)
-    habit, tensors = Habit(), [torch.ones(3)]
+    habit, tensors = LazyCudaGraph(), [torch.ones(3)]
     for _ in range(5):
         habit.run(halve, tensors)
     assert torch.equal(tensors[0], torch.full((3,), 0.5**5))
@@ -83,7 +83,7 @@ def test_work_that_cannot_be_recorded_goes_on(repetition, monkeypatch):
 
 @gpu
 def test_real_graphs():
-    habit, tensors = Habit(), [torch.ones(3, device="cuda")]
+    habit, tensors = LazyCudaGraph(), [torch.ones(3, device="cuda")]
     for _ in range(5):
         habit.run(halve, tensors)
     assert torch.equal(tensors[0].cpu(), torch.full((3,), 0.5**5))

@@ -9,7 +9,7 @@ from torch._dynamo import lookup_backend
 from torch._dynamo.backends.common import aot_autograd
 
 from clipless import nn as lip
-from clipless.kernels._traced import as_operators, join_sorted_norms
+from clipless.kernels.layers._compiler_operators import as_operators, join_sorted_norms
 from clipless.privacy._precision import UNITS
 from tests.nn.saved import gradient, saved_tensors
 

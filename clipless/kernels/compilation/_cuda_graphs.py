@@ -13,12 +13,12 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from clipless.kernels._agreement import all_close
+from clipless.kernels.compilation._cuda_graphs import all_are_close
 
 Result = TypeVar("Result")
 
 
-class Recording(Generic[Result]):
+class RecordedGraph(Generic[Result]):
     """Work that was recorded: every replay reads and writes the same memory again.
 
     Recordings that are replayed in the order in which they were made can share a `pool` of memory.
@@ -51,7 +51,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-class Habit:
+class LazyCudaGraph:
     """In-place work on tensors, recorded when it is done for the third time on a GPU.
 
     The work must be a function of the tensors alone. The first replay is compared with the work
@@ -61,14 +61,14 @@ class Habit:
     def __init__(self) -> None:
         self._addresses: tuple[int, ...] = ()
         self._times = 0
-        self._recording: Recording[None] | None = None
+        self._recording: RecordedGraph[None] | None = None
 
     def run(self, work: Callable[[list[Tensor]], None], tensors: list[Tensor]) -> None:
         """Do `work` on `tensors`."""
         if not _may_record(tensors):
             work(tensors)
             return
-        addresses = addresses_of(tensors)
+        addresses = data_pointers(tensors)
         if addresses != self._addresses:  # a graph is tied to the memory it was recorded on
             self._addresses, self._times, self._recording = addresses, 0, None
         self._times += 1
@@ -80,14 +80,14 @@ class Habit:
             self._replay(self._recording, tensors)
 
     def _record(self, work: Callable[[list[Tensor]], None], tensors: list[Tensor]) -> None:
-        before, expected = fresh(tensors), fresh(tensors)
+        before, expected = clone_all(tensors), clone_all(tensors)
         try:
-            recording = Recording(lambda: work(tensors), device=tensors[0].device)
+            recording = RecordedGraph(lambda: work(tensors), device=tensors[0].device)
         except RuntimeError:  # a constraint of the user's own looks at values, say
             return
         work(expected)
         self._replay(recording, tensors)
-        if all_close(tensors, expected, tolerance=1e-3):
+        if all_are_close(tensors, expected, tolerance=1e-3):
             self._recording = recording
         else:
             warnings.warn(
@@ -98,18 +98,18 @@ class Habit:
         torch._foreach_copy_(tensors, before)
 
     @staticmethod
-    def _replay(recording: Recording[None], tensors: list[Tensor]) -> None:
+    def _replay(recording: RecordedGraph[None], tensors: list[Tensor]) -> None:
         recording.replay()
         for tensor in tensors:  # autograd has not seen that they changed
             torch.autograd.graph.increment_version(tensor)
 
 
-def addresses_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+def data_pointers(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     """Where the tensors' entries are."""
     return tuple(tensor.data_ptr() for tensor in tensors)
 
 
-def fresh(tensors: Sequence[Tensor]) -> list[Tensor]:
+def clone_all(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies in memory of their own, by one kernel."""
     return list(torch._foreach_mul(list(tensors), 1.0))
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clipless.spectral._bounds import UNIT, gram_iteration, trace_bound
+from clipless.spectral._bounds import UNIT_ROUNDOFF, gram_iteration, trace_bound
 
 # Odd polynomials a x + b x^3 + c x^5, applied one after the other: each is the best approximation
 # of 1 on the interval into which the ones before it map [0.001, 1]. All together map it to 1, up
@@ -44,7 +44,7 @@ _PIECE = 320
 _SMALLEST_ENERGY = 1e-280
 
 
-def project_stacks(stacks: Sequence[Tensor], radii: Sequence[float], *, clip: bool) -> list[Tensor]:
+def project_matrices(stacks: Sequence[Tensor], radii: Sequence[float], *, clip: bool) -> list[Tensor]:
     """Return matrices of spectral norm at most their radius, rounding included.
 
     Args:
@@ -58,7 +58,7 @@ def project_stacks(stacks: Sequence[Tensor], radii: Sequence[float], *, clip: bo
 
     Example:
         >>> tall, wide = torch.randn(2, 8, 3), torch.randn(1, 4, 9)
-        >>> tall, wide = project_stacks([tall, wide], [1.0, 2.0], clip=False)
+        >>> tall, wide = project_matrices([tall, wide], [1.0, 2.0], clip=False)
         >>> torch.linalg.svdvals(wide.double()).max().item() <= 2
         True
     """
@@ -227,15 +227,15 @@ def _certified_bound(factor: Tensor, gram: Tensor, known: _Known, clip: bool) ->
     size = gram.shape[-1]
     image = factor @ gram @ factor.mT
     length = torch.linalg.vector_norm(factor, dim=(-2, -1))
-    error = (2 * size + known.inner + 32) * UNIT * length**2 * (1 + 1e-6)
+    error = (2 * size + known.inner + 32) * UNIT_ROUNDOFF * length**2 * (1 + 1e-6)
     square = trace_bound(image, known.identity, known.side)
     if clip:
         square = torch.minimum(square, gram_iteration(image, _SQUARINGS))
-    bound = torch.sqrt(square + error) * (1 + 64 * UNIT)
+    bound = torch.sqrt(square + error) * (1 + 64 * UNIT_ROUNDOFF)
     # Rounding to the final dtype moves Z W by eps / 2 of its Frobenius norm; twice eps is taken
     # off, so that a later certificate, which rounds too, still holds.
     frobenius = torch.sqrt(_trace(image) + size * error)
-    return bound + 2 * known.precision * frobenius + (size + 16) * UNIT * length
+    return bound + 2 * known.precision * frobenius + (size + 16) * UNIT_ROUNDOFF * length
 
 
 def _trace(matrices: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from clipless.kernels._traced import window_norms
-from clipless.kernels._tracing import compiled, watched
-from clipless.kernels._window_norms import WindowNorms, wide
+from clipless.kernels.layers._compiler_operators import window_norms
+from clipless.kernels.compilation._tracing import is_compiling, needs_plain_operators
+from clipless.kernels.layers._window_norms import WindowNorms, wide
 
 
 class Norms(Protocol):
@@ -27,9 +27,9 @@ class Norms(Protocol):
 
 def euclidean_norms(x: Tensor, norms: Norms) -> Tensor:
     """Return `norms` of `x`. Half precisions are squared and summed in float32."""
-    if compiled() and isinstance(norms, WindowNorms):
+    if is_compiling() and isinstance(norms, WindowNorms):
         return window_norms(x, norms)
-    if not watched(x) and x.numel() > 0:
+    if not needs_plain_operators(x) and x.numel() > 0:
         result: Tensor = _EuclideanNorms.apply(x, norms)  # type: ignore[no-untyped-call]
         return result
     return norms.plain(wide(x)).to(x.dtype) if isinstance(x, Tensor) else norms.plain(x)
@@ -49,7 +49,7 @@ class _EuclideanNorms(torch.autograd.Function):
         x, result = ctx.saved_tensors
         norms: Norms = ctx.norms
         further = torch.is_grad_enabled()
-        if not further and not watched(cotangent):
+        if not further and not needs_plain_operators(cotangent):
             return norms.backward(x, result, cotangent), None
         # A derivative of the derivative is wanted, or cotangents come in batches.
         with torch.enable_grad():

@@ -8,7 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacfwd, jacrev, vmap
 
 from clipless import nn as lip
-from clipless.kernels import _cpu_blocks as _parts
+from clipless.kernels.layers import _memory as _parts
 from tests.nn.operators import jacobian_norm
 from tests.nn.saved import gradient, saved_bytes
 

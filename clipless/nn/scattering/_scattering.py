@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.nn._wavelets import WaveletStep, build_step
+from clipless.nn.scattering._wavelets import WaveletStep, build_step
 
 Padding = Literal["zero", "symmetric"]
 # The modulus is rounded off at zero: sqrt(|z|^2 + c^2) - c is 1-Lipschitz with a derivative that

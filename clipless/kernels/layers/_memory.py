@@ -19,7 +19,7 @@ GRAIN = 1 << 15
 _WORTH_THREADS = 1 << 19
 
 
-def in_parts(work: Callable[[slice], None], count: int, *, entries: int) -> None:
+def run_in_blocks(work: Callable[[slice], None], count: int, *, entries: int) -> None:
     """Call `work` with slices that together cover `range(count)`, on torch's number of threads.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless.bounds import SensitivityReport
-from clipless.common import missing
+from clipless.common import not_set_error
 from clipless.nn import AffineModule, ClipGradient
 from clipless.privacy._plan import ParameterPlan
 
@@ -19,7 +19,7 @@ from clipless.privacy._plan import ParameterPlan
 _SUSPICIOUS = 0.1
 
 
-def following_layers(model: nn.Module) -> dict[str, ClipGradient | AffineModule]:
+def quantile_layers(model: nn.Module) -> dict[str, ClipGradient | AffineModule]:
     """The layers whose threshold follows a quantile, by path."""
     return {
         path: module
@@ -28,29 +28,29 @@ def following_layers(model: nn.Module) -> dict[str, ClipGradient | AffineModule]
     }
 
 
-def thresholds(model: nn.Module) -> dict[str, float]:
+def quantile_thresholds(model: nn.Module) -> dict[str, float]:
     """Return the thresholds that follow a quantile, by the path of their layer."""
-    return {path: layer.threshold() for path, layer in following_layers(model).items()}
+    return {path: layer.threshold() for path, layer in quantile_layers(model).items()}
 
 
 @contextmanager
-def thresholds_at_first(model: nn.Module, state: Mapping[str, Any] | None) -> Iterator[None]:
+def initial_quantile_thresholds(model: nn.Module, state: Mapping[str, Any] | None) -> Iterator[None]:
     """Let a run that is resumed be planned as it was: with the thresholds that it began with.
 
     Afterwards they are where they had moved to, and the session proves its bounds anew for them.
     """
-    moved = thresholds(model)
+    moved = quantile_thresholds(model)
     first = {} if state is None else state.get("thresholds", {})
-    set_thresholds(model, first)
+    set_quantile_thresholds(model, first)
     try:
         yield
     finally:
-        set_thresholds(model, moved)
+        set_quantile_thresholds(model, moved)
 
 
-def set_thresholds(model: nn.Module, values: Mapping[str, float]) -> None:
+def set_quantile_thresholds(model: nn.Module, values: Mapping[str, float]) -> None:
     """Set the thresholds that follow a quantile; layers that are not named keep theirs."""
-    for path, layer in following_layers(model).items():
+    for path, layer in quantile_layers(model).items():
         if path in values and layer.threshold() != values[path]:
             layer.set_threshold(values[path])
 
@@ -66,15 +66,15 @@ def planned_queries(model: nn.Module, report: SensitivityReport) -> tuple[Parame
             size=1,
             gradient_bound=float(_uses(path, report)),
         )
-        for path in following_layers(model)
+        for path in quantile_layers(model)
     )
 
 
-class Followers:
+class QuantileThresholds:
     """Takes the counts of a step, and moves the thresholds once the counts have their noise."""
 
     def __init__(self, model: nn.Module, report: SensitivityReport, divisor: float) -> None:
-        self._layers = following_layers(model)
+        self._layers = quantile_layers(model)
         self._divisor = divisor
         self._warned: set[str] = set()
         self._begun = {path: layer.threshold() for path, layer in self._layers.items()}
@@ -105,7 +105,7 @@ class Followers:
         """Move the thresholds, given the fractions with their noise."""
         for (path, layer), fraction in zip(self._layers.items(), fractions, strict=True):
             if layer.follow is None:
-                raise missing("follow")
+                raise not_set_error("follow")
             largest = self._largest[path]
             moved = layer.follow.moved(
                 layer.threshold(), fraction_above=float(fraction), largest=largest

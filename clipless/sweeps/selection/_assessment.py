@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipless.accounting import History, merge
-from clipless.common import missing
+from clipless.accounting import History, merge_releases
+from clipless.common import not_set_error
 from clipless.errors import PrivacyError
 from clipless.privacy import Mechanism
 from clipless.sweeps._records import PlainHistory, TrialRecord
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clipless.sweeps._result import SweepResult
 
 
-def judge(result: SweepResult) -> SelectionCost:
+def assess_selection(result: SweepResult) -> SelectionCost:
     """Return what selecting the best run costs, or why no number can be given."""
     deltas = [trial.delta for trial in result.trials if trial.delta is not None]
     delta = min(deltas, default=None)
@@ -64,7 +64,7 @@ def _selection(result: SweepResult, delta: float | None) -> tuple[str, float | N
 def _repeated(result: SweepResult, delta: float | None) -> tuple[str, float | None]:
     repetitions = result.sweep.repetitions
     if repetitions is None:
-        raise missing("repetitions")
+        raise not_set_error("repetitions")
     if not result.finished:
         return "not covered: some of the runs that were drawn are not done", None
     if not result.declared:
@@ -155,5 +155,5 @@ def _history(plain: PlainHistory) -> History:
 
 def _within(spent: History, declared: History) -> bool:
     """Whether nothing was released more often than declared."""
-    allowed: Counter[Mechanism] = Counter(dict(merge(declared)))
-    return all(count <= allowed[mechanism] for mechanism, count in merge(spent))
+    allowed: Counter[Mechanism] = Counter(dict(merge_releases(declared)))
+    return all(count <= allowed[mechanism] for mechanism, count in merge_releases(spent))

@@ -6,8 +6,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacfwd, jacrev, vmap
 
 from clipless import nn as lip
-from clipless.kernels import _cpu_blocks as _parts
-from clipless.kernels import _sorting as _pairs
+from clipless.kernels.layers import _memory as _parts
+from clipless.kernels.layers import _sorting as _pairs
 from tests.nn.saved import gradient, saved_bytes
 
 LAYERS = [lip.GroupSort(2), lip.MaxMin(), lip.GroupSort(2, dim=-1), lip.MaxMin(dim=-2)]

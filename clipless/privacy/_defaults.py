@@ -14,7 +14,7 @@ from clipless.accounting import (
     PoissonSampling,
     Relation,
     Sampling,
-    require_current,
+    require_supported_relation,
 )
 from clipless.bounds import SensitivityReport
 from clipless.errors import PrivacyError
@@ -53,12 +53,12 @@ def named_sampling(name: str, size: int, batch_size: int) -> Sampling:
 def relation_for(relation: Relation | str | None, sampling: Sampling) -> Relation:
     """Return the relation asked for, or the one that the sampling is accounted under."""
     if relation is not None:
-        return require_current(relation)
+        return require_supported_relation(relation)
     fixed = isinstance(sampling, FixedSizeSampling)
     return Relation.REPLACE_ONE if fixed else Relation.ZERO_OUT
 
 
-def coefficients(
+def noise_coefficients(
     given: Mapping[str, float] | None, report: SensitivityReport
 ) -> tuple[float, ...] | None:
     """Return noise coefficients in the order of the parameters; every one must be there."""

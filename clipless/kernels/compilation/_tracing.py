@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 
-def watched(x: Tensor) -> bool:
+def needs_plain_operators(x: Tensor) -> bool:
     """Whether what is computed from `x` must consist of ordinary torch operators.
 
     Example:
-        >>> watched(torch.ones(3))
+        >>> needs_plain_operators(torch.ones(3))
         False
     """
     if torch.compiler.is_compiling():  # asked first: a compiler stops at the questions below
@@ -30,13 +30,13 @@ def watched(x: Tensor) -> bool:
     )
 
 
-def compiled() -> bool:
+def is_compiling() -> bool:
     """Whether a compiler looks, and no function transform: it understands hand-written backwards.
 
     Programs that are exported, by others than `torch.compile`, are to consist of torch's operators.
 
     Example:
-        >>> compiled()
+        >>> is_compiling()
         False
     """
     return torch.compiler.is_dynamo_compiling() and not torch._C._are_functorch_transforms_active()

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from clipless.kernels._capture import CAPTURING
-from clipless.kernels._sorting_traced import leading, members, traced_sort
-from clipless.kernels._window_norms import WindowNorms, finish, quotient, wide
+from clipless.kernels.compilation._tracing import TRACING_LOCK
+from clipless.kernels.layers._compiled_sorting import leading, members, traced_sort
+from clipless.kernels.layers._window_norms import WindowNorms, finish, quotient, wide
 
 _LAYOUTS = (torch.contiguous_format, torch.channels_last)
 _WINDOWS = "int[] kernel, int[] stride, int[] padding, int multiplicity"
@@ -38,7 +38,7 @@ def as_operators(wanted: bool) -> Iterator[None]:
     Not by default: exported programs, for one, are to run where this library is not.
     """
     global _operators
-    with CAPTURING:
+    with TRACING_LOCK:
         before, _operators = _operators, wanted
         try:
             yield

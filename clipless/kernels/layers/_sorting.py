@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clipless.kernels._cpu_blocks import in_parts
+from clipless.kernels.layers._memory import run_in_blocks
 from clipless.kernels._dispatch import kernels_for
-from clipless.kernels._layout import dense
-from clipless.kernels._traced import sorted_pairs
-from clipless.kernels._tracing import compiled, watched
+from clipless.kernels.layers._memory import dense
+from clipless.kernels.layers._compiler_operators import sorted_pairs
+from clipless.kernels.compilation._tracing import is_compiling, needs_plain_operators
 
 
 def sort_pairs(x: Tensor, dim: int, *, descending: bool) -> Tensor:
@@ -24,9 +24,9 @@ def sort_pairs(x: Tensor, dim: int, *, descending: bool) -> Tensor:
     What is saved for the backward pass is one byte a pair. At a tie nothing is swapped, so that
     the Jacobian always is a permutation.
     """
-    if compiled():
+    if is_compiling():
         return sorted_pairs(x, dim, descending)
-    if watched(x) or x.numel() == 0 or x.shape[dim] % 2:
+    if needs_plain_operators(x) or x.numel() == 0 or x.shape[dim] % 2:
         return _plain(x, dim, descending)
     if torch.is_grad_enabled() and x.requires_grad:
         ordered: Tensor = _SortPairs.apply(x, dim, descending)  # type: ignore[no-untyped-call]
@@ -79,7 +79,7 @@ class _SortPairs(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
         (x,) = cotangents
         (swapped,) = ctx.saved_tensors
-        if torch.is_grad_enabled() or watched(x):
+        if torch.is_grad_enabled() or needs_plain_operators(x):
             # A derivative of the derivative is wanted, or cotangents come in batches.
             return _plain_swap(x, swapped, ctx.dim, ctx.strides), None, None
         if x.stride() != ctx.strides:  # marks lie in memory as the entries did
@@ -120,7 +120,7 @@ def _sort(x: Tensor, pairs: _Pairs, descending: bool, swapped: Tensor | None) ->
             exceeds(a, b, out=swapped[part])
 
     if x.device.type == "cpu":
-        in_parts(work, pairs.blocks, entries=pairs.inner)
+        run_in_blocks(work, pairs.blocks, entries=pairs.inner)
     else:
         work(slice(None))
     return ordered
@@ -149,5 +149,5 @@ def _swap(x: Tensor, pairs: _Pairs, swapped: Tensor) -> Tensor:
         torch.bitwise_xor(a, difference, out=low[part])
         torch.bitwise_xor(b, difference, out=high[part])
 
-    in_parts(work, pairs.blocks, entries=pairs.inner)
+    run_in_blocks(work, pairs.blocks, entries=pairs.inner)
     return exchanged

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from clipless.spectral import EuclideanBall, Orthogonal, RowBall, SpectralBall, project_together
+from clipless.spectral import EuclideanBall, Orthogonal, RowBall, SpectralBall, project_batched
 from clipless.spectral import _constraints as constraints
-from clipless.spectral._together import _STEPS, project_stacks
+from clipless.spectral._batched_projection import _STEPS, project_matrices
 from tests.spectral.test_bounds import CASES
 
 KINDS = {False: Orthogonal, True: SpectralBall}
@@ -35,7 +35,7 @@ def test_any_matrix_ends_inside(dtype, radius, clip):
     for scale in (1.0, 1e-30, 1e30, 1e-38):
         stacks = [(matrix * scale).to(dtype)[None] for _, matrix in CASES]
         for before, after in zip(
-            stacks, project_stacks(stacks, [radius] * len(stacks), clip=clip), strict=True
+            stacks, project_matrices(stacks, [radius] * len(stacks), clip=clip), strict=True
         ):
             assert after.dtype == dtype
             assert after.shape == before.shape
@@ -47,7 +47,7 @@ def test_any_matrix_ends_inside(dtype, radius, clip):
 @pytest.mark.parametrize("move", [0.0, 0.01, 0.1, 0.5, 1.5])
 def test_moved_weights_come_back(move):
     stacks = [near_orthogonal(shape, move=move) * 2 for shape in SHAPES]
-    for stack in project_stacks(stacks, [2.0] * len(stacks), clip=False):
+    for stack in project_matrices(stacks, [2.0] * len(stacks), clip=False):
         values = singular_values(stack)
         assert values.max() <= 2.0
         assert values.min() >= 2.0 * (1 - 1e-5)
@@ -56,7 +56,7 @@ def test_moved_weights_come_back(move):
 def test_singular_values_thirty_times_apart_are_reached():
     u, v = (torch.linalg.qr(torch.randn(64, 64))[0] for _ in range(2))
     matrix = (u * torch.linspace(1, 1 / 30, 64)) @ v
-    (projected,) = project_stacks([matrix[None]], [1.0], clip=False)
+    (projected,) = project_matrices([matrix[None]], [1.0], clip=False)
     assert singular_values(projected).min() >= 1 - 1e-5
 
 
@@ -64,7 +64,7 @@ def test_a_rank_one_step_of_any_size_comes_back():
     matrix = torch.linalg.qr(torch.randn(128, 128))[0]
     u, v = torch.randn(128, 1), torch.randn(1, 128)
     moved = matrix + 3 * (u / u.norm()) @ (v / v.norm())
-    (projected,) = project_stacks([moved[None]], [1.0], clip=False)
+    (projected,) = project_matrices([moved[None]], [1.0], clip=False)
     assert singular_values(projected).max() <= 1
     assert singular_values(projected).min() >= 1 - 1e-5
 
@@ -73,7 +73,7 @@ def test_a_rank_one_step_of_any_size_comes_back():
 def test_clipping_is_the_euclidean_projection(spread):
     stacks = [spread * near_orthogonal(shape, move=1.0) for shape in SHAPES]
     for before, after in zip(
-        stacks, project_stacks(stacks, [1.0] * len(stacks), clip=True), strict=True
+        stacks, project_matrices(stacks, [1.0] * len(stacks), clip=True), strict=True
     ):
         u, s, v = torch.linalg.svd(before.double(), full_matrices=False)
         exact = (u * s.clamp(max=1.0)[:, None, :]) @ v
@@ -83,7 +83,7 @@ def test_clipping_is_the_euclidean_projection(spread):
 
 def test_clipping_leaves_members_alone():
     matrix = 0.5 * torch.linalg.qr(torch.randn(8, 8))[0]
-    (projected,) = project_stacks([matrix[None]], [1.0], clip=True)
+    (projected,) = project_matrices([matrix[None]], [1.0], clip=True)
     torch.testing.assert_close(projected[0], matrix, rtol=0, atol=1e-7)
 
 
@@ -92,9 +92,9 @@ def test_stacks_of_all_sizes_do_not_disturb_each_other():
     stacks[1] = torch.full_like(stacks[1], math.nan)
     stacks[2] = stacks[2] * 1e25
     radii = [1.0, 2.0, 0.5, 3.0, 1.0, 1.0]
-    together = project_stacks(stacks, radii, clip=False)
+    together = project_matrices(stacks, radii, clip=False)
     for index, (stack, radius) in enumerate(zip(stacks, radii, strict=True)):
-        (alone,) = project_stacks([stack], [radius], clip=False)
+        (alone,) = project_matrices([stack], [radius], clip=False)
         torch.testing.assert_close(together[index], alone, equal_nan=True)
     assert torch.isnan(together[1]).all()
     assert Orthogonal(2.0).bound(together[1]).tolist() == [math.inf]
@@ -105,11 +105,11 @@ def test_soundness_does_not_rest_on_convergence(monkeypatch):
     generator = torch.Generator().manual_seed(3)
     for _ in range(10):
         wrong = [tuple((9 * torch.randn(3, generator=generator)).tolist()) for _ in _STEPS]
-        monkeypatch.setattr("clipless.spectral._together._STEPS", wrong)
-        monkeypatch.setattr("clipless.spectral._together._SHORT_STEPS", wrong[2:])
+        monkeypatch.setattr("clipless.spectral._batched_projection._STEPS", wrong)
+        monkeypatch.setattr("clipless.spectral._batched_projection._SHORT_STEPS", wrong[2:])
         for clip in (False, True):
             stacks = [near_orthogonal(shape, move=0.5) for shape in SHAPES]
-            for stack in project_stacks(stacks, [1.0] * len(stacks), clip=clip):
+            for stack in project_matrices(stacks, [1.0] * len(stacks), clip=clip):
                 if torch.isfinite(stack).all():  # what overflows is refused by its certificate
                     assert singular_values(stack).max() <= 1
                 else:
@@ -140,7 +140,7 @@ def test_weights_go_the_way_of_their_constraint(monkeypatch):
     sets = [Orthogonal(1.0), Orthogonal(2.0, groups=2), SpectralBall(1.0), EuclideanBall(1.0)]
     sets.append(RowBall(1.0))
     for weight, constraint, projected in zip(
-        weights, sets, project_together(weights, sets), strict=True
+        weights, sets, project_batched(weights, sets), strict=True
     ):
         assert projected.shape == weight.shape
         assert (constraint.bound(projected) <= constraint.radius).all()
@@ -152,7 +152,7 @@ def test_it_is_one_graph():
     stacks = [near_orthogonal(shape, move=0.3) for shape in SHAPES[:2]]
 
     def project(*weights):
-        return project_stacks(list(weights), [1.0, 2.0], clip=True)
+        return project_matrices(list(weights), [1.0, 2.0], clip=True)
 
     torch._dynamo.reset()
     compiled = torch.compile(project, backend="eager", fullgraph=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless import nn as lip
-from clipless.bounds import Bound, Signal, Site, register
+from clipless.bounds import Bound, Signal, CallSite, register
 
 
 class ImageFeatures(nn.Module):
@@ -90,7 +90,7 @@ class ImageFeatures(nn.Module):
 
 
 @register(ImageFeatures)
-def image_features(site: Site, x: Signal) -> Bound:
+def image_features(site: CallSite, x: Signal) -> Bound:
     """Average of scattering transforms of two isometric copies: l of one; with roots, none.
 
     Roots of n coefficients of norm at most l X have a norm of at most the root of their sum, at

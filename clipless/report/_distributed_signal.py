@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from clipless.training import Trainer
 
 
-class SharedSignalCallback(SignalCallback):
+class DistributedSignalCallback(SignalCallback):
     """Every process adds up what it owns; process 0 writes the sums."""
 
     everywhere = True

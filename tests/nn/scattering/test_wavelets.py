@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from clipless import nn as lip
-from clipless.nn._scattering import _product
-from clipless.nn._wavelets import build_step, operator_norm_bound
+from clipless.nn.scattering._scattering import _product
+from clipless.nn.scattering._wavelets import build_step, operator_norm_bound
 from tests.nn.operators import jacobian_norm, norm_of
 
 PADDINGS = ["zero", "symmetric"]

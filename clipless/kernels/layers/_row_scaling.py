@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from clipless.kernels._dispatch import kernels_for
-from clipless.kernels._layout import dense
-from clipless.kernels._tracing import watched
+from clipless.kernels.layers._memory import dense
+from clipless.kernels.compilation._tracing import needs_plain_operators
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LONGEST_ROW = 1 << 14
@@ -33,7 +33,7 @@ def scale_to_sphere(rows: Tensor, radius: float) -> Tensor:
     return _scale(rows, radius, sphere=True)
 
 
-def guarded(rows: Tensor, radius: float, *, sphere: bool = False) -> Tensor:
+def make_finite_and_bounded(rows: Tensor, radius: float, *, sphere: bool = False) -> Tensor:
     """Return the rows made finite (other entries become zeros), in the ball or on the sphere.
 
     Finite rows inside the ball are returned bit for bit.
@@ -51,7 +51,7 @@ def guarded(rows: Tensor, radius: float, *, sphere: bool = False) -> Tensor:
 def _by_one_kernel(rows: Tensor) -> bool:
     """Whether nobody looks on, and rows are of a kind that the GPU's kernel is made for."""
     return (
-        not watched(rows)
+        not needs_plain_operators(rows)
         and rows.dtype == torch.float32
         and rows.ndim > 1
         and 0 < rows.numel() <= rows.shape[0] * _LONGEST_ROW
@@ -62,7 +62,7 @@ def _by_one_kernel(rows: Tensor) -> bool:
 def _scale(rows: Tensor, radius: float, *, sphere: bool) -> Tensor:
     if isinstance(rows, Tensor) and rows.dtype in _HALVES:
         return _scale_half(rows, radius, sphere=sphere)
-    if watched(rows):
+    if needs_plain_operators(rows):
         x, axes = _examples(rows)
         unit, _, energy, moved = _polar(x, axes, radius, sphere)
         return torch.where(moved, unit * (radius / energy.sqrt()), x).view_as(rows)

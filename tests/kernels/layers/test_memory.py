@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from clipless import nn as lip
-from clipless.kernels import _cpu_blocks as _parts
-from clipless.kernels._cpu_blocks import in_parts
+from clipless.kernels.layers import _memory as _parts
+from clipless.kernels.layers._memory import run_in_blocks
 
 
 @pytest.fixture(params=[1, 3])
@@ -35,7 +35,7 @@ def test_every_item_once(count, threads):
         done[part] += 1
         workers.add(threading.get_ident())
 
-    in_parts(work, count, entries=4)
+    run_in_blocks(work, count, entries=4)
     assert done.tolist() == [1] * count
     assert len(workers) <= threads
 
@@ -47,7 +47,7 @@ def test_errors_come_back(threads):
             raise KeyError("from a part")
 
     with pytest.raises(KeyError, match="from a part"):
-        in_parts(work, 9, entries=4)
+        run_in_blocks(work, 9, entries=4)
 
 
 @pytest.mark.usefixtures("small")
@@ -71,5 +71,5 @@ def test_items_larger_than_a_part_stay_with_the_caller(threads, monkeypatch):
     monkeypatch.setattr(_parts, "GRAIN", 8)
     monkeypatch.setattr(_parts, "_WORTH_THREADS", 1)
     workers = set()
-    in_parts(lambda part: workers.add(threading.get_ident()), 9, entries=9)
+    run_in_blocks(lambda part: workers.add(threading.get_ident()), 9, entries=9)
     assert workers == {threading.get_ident()}

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clipless.kernels._cpu_blocks import in_parts
+from clipless.kernels.layers._memory import run_in_blocks
 from clipless.kernels._dispatch import kernels_for
-from clipless.kernels._layout import dense, layout_of
+from clipless.kernels.layers._memory import dense, layout_of
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -30,7 +30,7 @@ class WindowNorms:
 
     def plain(self, x: Tensor) -> Tensor:
         """By average pooling of the squares."""
-        return root(F.avg_pool2d(x * x, *self._geometry) * self._gain)
+        return safe_sqrt(F.avg_pool2d(x * x, *self._geometry) * self._gain)
 
     def forward(self, x: Tensor) -> Tensor:
         """In one pass over memory if windows tile the image."""
@@ -57,7 +57,7 @@ class WindowNorms:
             energy = _sum([energy[:, :, column] for column in columns])
             targets[part] = finish(energy, x.dtype)
 
-        in_parts(work, len(planes), entries=lines[0][0].numel())
+        run_in_blocks(work, len(planes), entries=lines[0][0].numel())
         return norms
 
     def backward(self, x: Tensor, norms: Tensor, cotangent: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class WindowNorms:
             for entries, results in cells:
                 torch.mul(entries[part], ratio, out=results[part])
 
-        in_parts(work, len(planes), entries=norms[0].numel())
+        run_in_blocks(work, len(planes), entries=norms[0].numel())
         return gradient
 
     def averages(self, x: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class GlobalNorms:
     def plain(self, x: Tensor) -> Tensor:
         """By a sum of squares."""
         positions = x.flatten(2)
-        return root((positions * positions).sum(dim=-1))
+        return safe_sqrt((positions * positions).sum(dim=-1))
 
     def forward(self, x: Tensor) -> Tensor:
         """By a sum of squares, in float32 at least."""
@@ -191,7 +191,7 @@ def quotient(cotangent: Tensor, norms: Tensor) -> Tensor:
     return wide(cotangent) / F.threshold(wide(norms), 0.0, math.inf)
 
 
-def root(energy: Tensor) -> Tensor:
+def safe_sqrt(energy: Tensor) -> Tensor:
     """Square root that is zero, with derivative zero, where the energy is zero or negligible."""
     negligible = energy <= 1e-31
     return torch.where(negligible, 0.0, torch.where(negligible, 1.0, energy).sqrt())

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, fx
 
 from clipless.errors import PrivacyError
-from clipless.kernels._traced import as_operators, join_sorted_norms
+from clipless.kernels.layers._compiler_operators import as_operators, join_sorted_norms
 
-Run = Callable[..., Any]
+AnyFunction = Callable[..., Any]
 
 
-class Compiled:
+class CompiledFunction:
     """A function of tensors, compiled at its first call, or as it is if that is not possible.
 
     `attempt(function, *arguments)` is called at first with the compiled function: what it raises is
@@ -26,10 +26,10 @@ class Compiled:
 
     def __init__(
         self,
-        function: Run,
+        function: AnyFunction,
         *,
         name: str,
-        attempt: Run,
+        attempt: AnyFunction,
         backend: str,
         fixed: bool,
         mode: str | None = None,
@@ -39,7 +39,7 @@ class Compiled:
         self.plain, self._name, self._attempt = function, name, attempt
         self._backend, self._mode, self._fixed, self._joined = backend, mode, fixed, joined
         self._pure = pure
-        self._function: Run | None = None
+        self._function: AnyFunction | None = None
 
     @property
     def works(self) -> bool:
@@ -76,7 +76,7 @@ class Compiled:
             )
 
 
-def _backend(backend: str, *, mode: str | None, joined: bool, pure: bool) -> Run:
+def _backend(backend: str, *, mode: str | None, joined: bool, pure: bool) -> AnyFunction:
     """A backend of `torch.compile` that may first join the operators of a graph that go together.
 
     On the CPU it should not: sorting once more takes longer there than writing sorted values.
@@ -90,12 +90,12 @@ def _backend(backend: str, *, mode: str | None, joined: bool, pure: bool) -> Run
     elif mode is not None:
         settings["mode"] = mode
 
-    def compile_graph(module: fx.GraphModule, examples: list[Tensor]) -> Run:
+    def compile_graph(module: fx.GraphModule, examples: list[Tensor]) -> AnyFunction:
         if pure:
             _refuse_writing(module.graph)
         if joined and join_sorted_norms(module.graph):
             module.recompile()
-        compiled: Run = compile_as_usual(module, examples, **settings)
+        compiled: AnyFunction = compile_as_usual(module, examples, **settings)
         return compiled
 
     return compile_graph
@@ -133,7 +133,7 @@ def _options(mode: str | None) -> dict[str, Any]:
     return options
 
 
-def _with_own_code(function: Run) -> Run:
+def _with_own_code(function: AnyFunction) -> AnyFunction:
     """A function that shares no code object with others made by the same line.
 
     Compiled code is kept for a code object, and only so many versions of it.
