@@ -41,7 +41,7 @@ def step_of(data: TensorDataset, options: argparse.Namespace, *, enforced: bool)
         session.enforcement.stand_in = contextlib.nullcontext
         session.enforcement.begin_pass = lambda: None
         session.enforcement.leaves = session._trainable
-        session.trial._next, session.trial.check = float("inf"), lambda *_: None
+        session.trial.due_at, session.trial.check = float("inf"), lambda *_: None
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
 
     def step() -> float:

@@ -1,45 +1,53 @@
 """Processes that train one model together: messages, ownership of parameters, shards."""
 
-from clipless.distributed._fingerprint import fingerprint
-from clipless.distributed._group import Team, meeting
-from clipless.distributed._ownership import share_weights
-from clipless.distributed._processes import Processes, processes_present, rank_and_size
-from clipless.distributed._sharded import (
-    is_sharded,
-    joined,
-    load_whole_optimizer_state,
-    load_whole_state,
-    local,
+from clipless.distributed._group import (
+    DataParallelGroup,
+    ProcessGroup,
+    fingerprint,
     noise_prefix,
+)
+from clipless.distributed._ownership import share_weights
+from clipless.distributed._processes import (
+    Processes,
+    SingleProcess,
+    processes_present,
+    rank_and_size,
+)
+from clipless.distributed._sharded import (
+    full_optimizer_state,
+    full_state,
+    full_tensor,
+    gathered_parameters,
+    is_sharded,
+    load_full_optimizer_state,
+    load_full_state,
+    local,
     reshard,
-    uncovered,
-    whole,
-    whole_optimizer_state,
-    whole_state,
+    without_sharding,
     write,
 )
-from clipless.distributed._sharded_group import ShardedTeam, refuse_compiled
+from clipless.distributed._sharded_group import ShardedGroup
 
 __all__: list[str] = [
+    "DataParallelGroup",
+    "ProcessGroup",
     "Processes",
-    "ShardedTeam",
-    "Team",
+    "ShardedGroup",
+    "SingleProcess",
     "fingerprint",
+    "full_optimizer_state",
+    "full_state",
+    "full_tensor",
+    "gathered_parameters",
     "is_sharded",
-    "joined",
-    "load_whole_optimizer_state",
-    "load_whole_state",
+    "load_full_optimizer_state",
+    "load_full_state",
     "local",
-    "meeting",
     "noise_prefix",
     "processes_present",
     "rank_and_size",
-    "refuse_compiled",
     "reshard",
     "share_weights",
-    "uncovered",
-    "whole",
-    "whole_optimizer_state",
-    "whole_state",
+    "without_sharding",
     "write",
 ]

@@ -1,4 +1,4 @@
-"""Which process looks after which parameters, and how gradients and weights get around.
+"""Which process looks after which parameters, and how gradients and weights travel.
 
 Every parameter has one owner. Gradients are summed at the owner, which adds the noise, takes the
 optimizer's step and projects; then the new weight goes from the owner to everybody. The sum to an
@@ -19,8 +19,8 @@ from clipless.distributed._processes import Processes, process_lost
 from clipless.errors import PrivacyError
 
 
-class Shares:
-    """The parameters of a model, shared out among processes."""
+class Ownership:
+    """Which process owns which of the trainable parameters."""
 
     def __init__(self, processes: Processes, trainable: Sequence[Tensor]) -> None:
         places = {(p.device, p.dtype) for p in trainable}
@@ -76,7 +76,7 @@ class Shares:
         ]
 
     @torch.no_grad()
-    def spread(self, counts: Sequence[Tensor]) -> None:
+    def broadcast(self, counts: Sequence[Tensor]) -> None:
         """Let everybody have the weights as their owners hold them, and the counts of process 0."""
         tensors = [*self._trainable, *counts]
         owners = [*self.owners, *(0 for _ in counts)]

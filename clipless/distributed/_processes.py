@@ -1,7 +1,7 @@
 """Several processes that train one model together: what they tell each other.
 
 All of it is control: errors, names, keys, one small message a step. It goes between CPUs, so that
-no accelerator is waited for. Gradients and weights travel elsewhere (`_distributed_shares`).
+no accelerator is waited for. Gradients and weights travel elsewhere (`_ownership`).
 """
 
 from __future__ import annotations
@@ -128,6 +128,23 @@ class Processes:
                 "Draw the same number of batches everywhere, and let the optimizer alone change "
                 "the weights; then resume from the last checkpoint."
             )
+
+
+class SingleProcess:
+    """A process that trains alone: the first of one."""
+
+    rank, size, first = 0, 1, True
+
+    def from_first(self, produce: Callable[[], Value]) -> Value:
+        """Return what `produce` returns."""
+        return produce()
+
+    def gather(self, value: Value) -> list[Value]:
+        """Return the values of all processes: this one's."""
+        return [value]
+
+    def compare(self, description: Mapping[str, object]) -> None:
+        """Go on: one process is like itself."""
 
 
 def processes_present() -> Processes | None:

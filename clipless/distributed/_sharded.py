@@ -1,7 +1,7 @@
 """Models sharded by `fully_shard`: how to look at them as if they were whole.
 
 `fully_shard` gives modules another class, hooks, and parameters of which each process has a part.
-Bounds are proved for the model underneath; here it is uncovered for as long as that takes.
+Bounds are proved for the model underneath; `without_sharding` shows it.
 """
 
 from __future__ import annotations
@@ -18,25 +18,20 @@ from clipless.errors import PrivacyError
 _STATE_KEYS = ("__composable_api_state_key", "_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
 
-def in_parts(tensor: object) -> bool:
+def is_dtensor(tensor: object) -> bool:
     """Whether a tensor is a `DTensor`, told without importing what defines it."""
     return hasattr(type(tensor), "placements")
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether the model's parameters are spread over processes."""
-    return any(map(in_parts, model.parameters()))
+    """Whether the model's parameters are sharded over processes."""
+    return any(map(is_dtensor, model.parameters()))
 
 
 def local(tensor: Any) -> Tensor:
     """The part of a tensor that this process holds: all of it, for ordinary ones."""
     part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
-
-
-def noise_prefix(rank: int, *, sharded: bool) -> str:
-    """What a saved state calls the noise of one of several processes."""
-    return f"{rank}/part/" if sharded else f"{rank}/"
 
 
 def sharded_modules(model: nn.Module) -> list[Any]:
@@ -112,7 +107,7 @@ def _groups_of(module: Any) -> list[Any]:
 
 
 @contextmanager
-def uncovered(model: nn.Module) -> Iterator[None]:
+def without_sharding(model: nn.Module) -> Iterator[None]:
     """Show the modules as they were before `fully_shard`, with the parameters as they are.
 
     Does nothing to a model that is not sharded.
@@ -121,7 +116,7 @@ def uncovered(model: nn.Module) -> Iterator[None]:
         yield
         return
     reshard(model)
-    kept = [_uncover(module) for module in model.modules()]
+    kept = [_remove_sharding(module) for module in model.modules()]
     try:
         yield
     finally:
@@ -133,7 +128,7 @@ def uncovered(model: nn.Module) -> Iterator[None]:
                 table.update(items)
 
 
-def _uncover(module: nn.Module) -> tuple[nn.Module, type, dict[str, Any], list[Any]]:
+def _remove_sharding(module: nn.Module) -> tuple[nn.Module, type, dict[str, Any], list[Any]]:
     kind = type(module)
     if _was_sharded(module):
         module.__class__ = kind.__bases__[1]
@@ -149,23 +144,23 @@ def _uncover(module: nn.Module) -> tuple[nn.Module, type, dict[str, Any], list[A
 
 
 @contextmanager
-def whole(model: nn.Module) -> Iterator[None]:
+def gathered_parameters(model: nn.Module) -> Iterator[None]:
     """Show the model as it was before `fully_shard`, with whole parameters: copies, to be read.
 
     All processes must do so together.
     """
-    with uncovered(model):
+    with without_sharding(model):
         places = [
             (module, name, parameter)
             for module in model.modules()
             for name, parameter in module._parameters.items()
-            if parameter is not None and in_parts(parameter)
+            if parameter is not None and is_dtensor(parameter)
         ]
         copies: dict[int, nn.Parameter] = {}
         for module, name, parameter in places:
             if id(parameter) not in copies:
                 copies[id(parameter)] = nn.Parameter(
-                    joined(parameter.detach()), requires_grad=parameter.requires_grad
+                    full_tensor(parameter.detach()), requires_grad=parameter.requires_grad
                 )
             module._parameters[name] = copies[id(parameter)]
         try:
@@ -186,14 +181,14 @@ def rows_of(length: int, size: int) -> list[int]:
     return [max(0, min(chunk, length - rank * chunk)) for rank in range(size)]
 
 
-def joined(tensor: Any) -> Any:
+def full_tensor(tensor: Any) -> Any:
     """The whole of a sharded tensor, in all processes; anything else as it is."""
-    return tensor.full_tensor() if in_parts(tensor) else tensor
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
-def own_part(value: Tensor, of: Any) -> Tensor:
+def local_rows(value: Tensor, of: Any) -> Tensor:
     """The part of a whole `value` that this process holds of the sharded tensor `of`."""
-    if not in_parts(of) or in_parts(value):
+    if not is_dtensor(of) or is_dtensor(value):
         return value
     rows = rows_of(of.shape[0], of.device_mesh.size())
     rank = of.device_mesh.get_local_rank()
@@ -204,55 +199,55 @@ def own_part(value: Tensor, of: Any) -> Tensor:
 def write(tensors: Sequence[Any], values: Sequence[Any]) -> None:
     """Copy whole or sharded values into tensors that are either."""
     if tensors:
-        parts = [local(own_part(v, t)) for t, v in zip(tensors, values, strict=True)]
+        parts = [local(local_rows(v, t)) for t, v in zip(tensors, values, strict=True)]
         torch._foreach_copy_([local(tensor) for tensor in tensors], parts)
 
 
-def whole_state(model: nn.Module) -> dict[str, Any]:
+def full_state(model: nn.Module) -> dict[str, Any]:
     """The state of a model, sharded or not, as it would be in one process."""
     reshard(model)
-    return {name: joined(value) for name, value in model.state_dict().items()}
+    return {name: full_tensor(value) for name, value in model.state_dict().items()}
 
 
-def load_whole_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load what `whole_state` returned, into a model that is sharded or not."""
+def load_full_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load what `full_state` returned, into a model that is sharded or not."""
     if not is_sharded(model):
         model.load_state_dict(state)
         return
     reshard(model)
     own = {
-        name: like(value, own_part(state[name], value)) if in_parts(value)
+        name: like(value, local_rows(state[name], value)) if is_dtensor(value)
         else state[name]
         for name, value in model.state_dict().items()
     }  # fmt: skip
     model.load_state_dict(own)
 
 
-def whole_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state of an optimizer with all sharded tensors joined, in all processes."""
+def full_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state of an optimizer with all sharded tensors gathered, in all processes."""
     saved = optimizer.state_dict()
     states = {
-        number: {key: joined(value) for key, value in state.items()}
+        number: {key: full_tensor(value) for key, value in state.items()}
         for number, state in saved["state"].items()
     }
     return {**saved, "state": states}
 
 
-def load_whole_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load what `whole_optimizer_state` returned, each process its part."""
+def load_full_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load what `full_optimizer_state` returned, each process its part."""
     optimizer.load_state_dict(state)
     for parameter, own in optimizer.state.items():
         for key, value in own.items():
-            sharded = in_parts(parameter) and isinstance(value, Tensor)
+            sharded = is_dtensor(parameter) and isinstance(value, Tensor)
             if sharded and value.shape == parameter.shape and parameter.ndim:
-                own[key] = like(parameter, own_part(value, parameter).clone())
+                own[key] = like(parameter, local_rows(value, parameter).clone())
 
 
 def like(tensor: Any, part: Tensor) -> Any:
     """A sharded tensor like `tensor`, of which this process holds `part`."""
     from torch.distributed.tensor import DTensor
 
-    if in_parts(part):
+    if is_dtensor(part):
         return part
     return DTensor.from_local(
         part, tensor.device_mesh, tensor.placements, run_check=False,

@@ -1,20 +1,20 @@
-"""A session's part in a step of processes that each hold a part of every parameter.
+"""A group of processes that each hold a shard of every parameter.
 
-Gradients arrive summed, each part where it lives, and get their noise there. To be projected, a
-weight is brought together at one process, which projects it and sends the parts back.
+Gradients arrive summed, each shard where it lives, and get their noise there. To be projected, a
+weight is gathered at one process, which projects it and sends the parts back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from clipless.common import Query
-from clipless.distributed._group import AddNoise, Team
+from clipless.distributed._group import AddNoise, DataParallelGroup
 from clipless.distributed._processes import Processes, process_lost
 from clipless.distributed._sharded import (
     check_sharding,
@@ -23,13 +23,14 @@ from clipless.distributed._sharded import (
     rows_of,
     sharded_modules,
     sum_gradients,
+    without_sharding,
 )
 from clipless.errors import PrivacyError
 from clipless.nn import Projection
 
 
-class ShardedTeam(Team):
-    """What a session of a sharded model does together with those of other processes."""
+class ShardedGroup(DataParallelGroup):
+    """Several processes of which each holds a shard of every parameter."""
 
     sharded = True
 
@@ -44,6 +45,17 @@ class ShardedTeam(Team):
         for module in sharded_modules(self._model):
             module.set_gradient_divide_factor(float(self.processes.size))
 
+    def without_sharding(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Show the modules of a model as they are written, without what sharding adds to them."""
+        return without_sharding(model)
+
+    def refuse_compiled(self) -> None:
+        """Refuse compiled passes: they go around the hooks that gather sharded parameters."""
+        raise PrivacyError(
+            "the passes of a sharded model cannot be compiled by the engine. Leave compile out, or "
+            "pass the model itself instead of fully_shard(model)."
+        )
+
     def check_forward(self) -> None:
         """Refuse a model whose gradients would not be summed."""
         check_summed(self._model)
@@ -54,7 +66,7 @@ class ShardedTeam(Team):
         counts: list[Tensor],
         add_noise: AddNoise,
         queries: Sequence[Query],
-    ) -> list[Tensor | None]:
+    ) -> Sequence[Tensor | None]:
         """Add noise to the part of the summed gradients that this process holds."""
         mine = [local(gradient) for gradient in gradients]
         if counts:
@@ -68,8 +80,8 @@ class ShardedTeam(Team):
             dist.broadcast(together, src=0)
         return [*gradients]
 
-    def spread(self) -> None:
-        """Every part is where it belongs."""
+    def broadcast_weights(self) -> None:
+        """Every shard is where it belongs."""
 
     def gather_optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
         """The states are sharded as the parameters are, and torch knows how to save them."""
@@ -81,7 +93,7 @@ class ShardedTeam(Team):
         `projection` is that of the weights this process owns, `constrained` are those of all.
         """
         size, rank = self.processes.size, self.processes.rank
-        owners = self.shares.owners_of(constrained)
+        owners = self.ownership.owners_of(constrained)
         mine = [p for p, owner in zip(constrained, owners, strict=True) if owner == rank]
         by_owner = [
             [local(p) for p, owner in zip(constrained, owners, strict=True) if owner == each]
@@ -122,12 +134,3 @@ def _exchange(into: Tensor, given: Tensor, into_sizes: list[int], given_sizes: l
         dist.all_to_all_single(into, given, into_sizes, given_sizes)
     except RuntimeError as error:
         raise process_lost(error) from error
-
-
-def refuse_compiled(team: Any) -> None:
-    """Compiled passes go around the hooks that bring sharded parameters together."""
-    if team is not None and team.sharded:
-        raise PrivacyError(
-            "the passes of a sharded model cannot be compiled by the engine. Leave compile out, or "
-            "pass the model itself instead of fully_shard(model)."
-        )

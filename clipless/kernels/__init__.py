@@ -16,11 +16,11 @@ from clipless.kernels._bounded_gradients import (
 from clipless.kernels.compilation._tracing import TRACING_LOCK
 from clipless.kernels.compilation._compiled import CompiledFunction, AnyFunction
 from clipless.kernels.compilation._cuda_graphs import LazyCudaGraph, RecordedGraph, data_pointers, clone_all
+from clipless.kernels._dispatch import is_compiling
 from clipless.kernels._exceedance import ExceedanceCount
 from clipless.kernels.layers._norms import euclidean_norms
 from clipless.kernels.layers._row_scaling import make_finite_and_bounded, scale_into_ball
 from clipless.kernels.layers._sorting import sort_pairs
-from clipless.kernels.compilation._tracing import is_compiling
 from clipless.kernels._weight_sums import ConvolutionGeometry
 from clipless.kernels.layers._window_norms import GlobalNorms, WindowNorms, safe_sqrt
 

@@ -1,4 +1,9 @@
-"""Whether hand-written GPU kernels are to be used, decided once."""
+"""Which implementation computes an operator: a hand-written kernel, autograd's or a traceable one.
+
+Layers with hand-written backward passes use them where autograd alone looks at the operators.
+Compilers, tracers and function transforms are given ordinary torch operators of the same values and
+derivatives, which can be traced, fused and mapped.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,8 @@ import warnings
 from types import ModuleType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -38,3 +44,46 @@ def _load() -> ModuleType | None:
         )
         return None
     return kernels
+
+
+def needs_plain_operators(x: Tensor) -> bool:
+    """Whether what is computed from `x` must consist of ordinary torch operators.
+
+    Example:
+        >>> needs_plain_operators(torch.ones(3))
+        False
+    """
+    if torch.compiler.is_compiling():  # asked first: a compiler stops at the questions below
+        return True
+    return (
+        type(x) not in (Tensor, nn.Parameter)  # symbolic tracing, and tensors of other kinds
+        or not x.is_floating_point()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._functorch.is_legacy_batchedtensor(x)  # batches of cotangents
+        or forward_ad._current_level >= 0
+        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    )
+
+
+def is_compiling() -> bool:
+    """Whether a compiler looks, and no function transform: it understands hand-written backwards.
+
+    Programs that are exported, by others than `torch.compile`, are to consist of torch's operators.
+
+    Example:
+        >>> is_compiling()
+        False
+    """
+    return torch.compiler.is_dynamo_compiling() and not torch._C._are_functorch_transforms_active()
+
+
+def dense(x: Tensor) -> Tensor:
+    """Return `x` without gaps in memory: itself, unless it is a part of something larger."""
+    return x if layout_of(x) == torch.channels_last else x.contiguous()
+
+
+def layout_of(x: Tensor) -> torch.memory_format:
+    """Whether images lie in memory with their channels last; everything else is contiguous."""
+    last = torch.channels_last
+    images = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=last)
+    return last if images else torch.contiguous_format

@@ -63,8 +63,13 @@ class Projection:
 
     def apply(self) -> None:
         """Project the parameters, in place."""
-        if self.parameters:
-            self._habit.run(self._write, [parameter.detach() for parameter in self.parameters])
+        if not self.parameters:
+            return
+        parameters = [parameter.detach() for parameter in self.parameters]
+        if parameters[0].is_cuda:
+            self._habit.run(self._write, parameters)
+        else:
+            self._write(parameters)
 
     def _write(self, parameters: list[Tensor]) -> None:
         torch._foreach_copy_(parameters, list(self._function(*parameters)))

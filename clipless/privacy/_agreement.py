@@ -11,9 +11,11 @@ from torch import nn
 
 from clipless.bounds import unwrap_module
 from clipless.distributed import (
+    DataParallelGroup,
     Processes,
-    ShardedTeam,
-    Team,
+    ProcessGroup,
+    ShardedGroup,
+    SingleProcess,
     is_sharded,
     processes_present,
     share_weights,
@@ -25,7 +27,7 @@ from clipless.privacy._plan import Plan
 
 
 def begin_together(
-    processes: Processes,
+    processes: Processes | SingleProcess,
     *,
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -34,6 +36,8 @@ def begin_together(
     further: dict[str, object],
 ) -> None:
     """Refuse processes that differ, then give all the weights of process 0."""
+    if isinstance(processes, SingleProcess):
+        return
     model = unwrap_module(module)
     sharded = is_sharded(model)
     processes.compare(
@@ -56,20 +60,22 @@ def begin_together(
         share_weights(model)
 
 
-def agree_on_plan(processes: Processes, plan: Plan) -> None:
+def agree_on_plan(processes: Processes | SingleProcess, plan: Plan) -> None:
     """Refuse processes with different plans."""
     processes.compare({key: json.dumps(value) for key, value in plan.to_dict().items()})
 
 
-def form_team(processes: Processes, plan: Plan, module: nn.Module) -> Team:
-    """Return what the session of this process does with those of the others."""
+def form_group(processes: Processes | SingleProcess, plan: Plan, module: nn.Module) -> ProcessGroup:
+    """Return the group of processes that take each step together."""
+    if isinstance(processes, SingleProcess):
+        return ProcessGroup()
     model = unwrap_module(module)
     trainable = [model.get_parameter(p.name) for p in plan.parameters]
     if is_sharded(model):
         if plan.precision == "bfloat16":
             raise PrivacyError("sharded models are trained in float32: leave precision out")
-        return ShardedTeam(processes, trainable, model)
-    return Team(processes, trainable, module)
+        return ShardedGroup(processes, trainable, model)
+    return DataParallelGroup(processes, trainable, module)
 
 
 def ledger_together(make: Callable[[], Ledger]) -> Ledger:

@@ -372,8 +372,7 @@ class PrivacyEngine:
         For distributed training, in which each process has the state of its own parameters: call
         it in all processes. Otherwise it does nothing.
         """
-        if self.session.team is not None:
-            self.session.team.gather_optimizer_state(self.session.optimizer)
+        self.session.group.gather_optimizer_state(self.session.optimizer)
 
     def detach(self) -> None:
         """Make models, optimizers, criteria and loaders ordinary again, and settle the ledger.

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader
 
 from clipless.accounting import Accountant
 from clipless.bounds import unwrap_module
-from clipless.distributed import processes_present, whole
+from clipless.distributed import SingleProcess, gathered_parameters, processes_present
 from clipless.losses import Loss
-from clipless.privacy._agreement import agree_on_plan, begin_together, form_team
+from clipless.privacy._agreement import agree_on_plan, begin_together, form_group
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._preparation import PrivacyTarget, OpenLedger, prepare
@@ -36,17 +36,16 @@ def start_session(
     open_ledger: OpenLedger,
 ) -> TrainingSession:
     """Check everything, make the plan and a session, which takes hold of nothing yet."""
-    processes = processes_present()
-    if processes is not None:
-        begin_together(
-            processes, module=module, optimizer=optimizer, dataset=data_loader.dataset,
-            criterion=criterion,
-            further={
-                "insecure_seed": insecure_seed, "resumed": resume_from is not None,
-                "replay": options.replay, "compiled": bool(options.compile),
-            },
-        )  # fmt: skip
-    with whole(unwrap_module(module)):
+    processes = processes_present() or SingleProcess()
+    begin_together(
+        processes, module=module, optimizer=optimizer, dataset=getattr(data_loader, "dataset", ()),
+        criterion=criterion,
+        further={
+            "insecure_seed": insecure_seed, "resumed": resume_from is not None,
+            "replay": options.replay, "compiled": bool(options.compile),
+        },
+    )  # fmt: skip
+    with gathered_parameters(unwrap_module(module)):
         plan, loader, shape, report = prepare(
             module=module,
             optimizer=optimizer,
@@ -59,11 +58,8 @@ def start_session(
             sampling_seed=derived_seed("sampling"),
             open_ledger=open_ledger,
         )
-    team, stream = None, "noise"
-    if processes is not None:
-        agree_on_plan(processes, plan)
-        # Each process draws noise of its own, from a stream that no other one draws from.
-        team, stream = form_team(processes, plan, module), f"noise/{processes.rank}"
+    agree_on_plan(processes, plan)
+    group = form_group(processes, plan, module)
     ledger = open_ledger(plan.sampling.dataset_size, plan.relation, lambda: None)
     try:
         return TrainingSession(
@@ -73,14 +69,13 @@ def start_session(
             criterion=criterion,
             plan=plan,
             ledger=ledger,
-            noise=GaussianNoise(insecure_seed=derived_seed(stream)),
+            noise=GaussianNoise(insecure_seed=derived_seed(group.noise_stream)),
             input_shape=shape,
             report=report,
             projection=options.projection,
             grad_scaler=options.grad_scaler,
-            team=team,
+            group=group,
         )
     except BaseException:
-        if team is not None:
-            team.leave()
+        group.leave()
         raise

@@ -92,19 +92,19 @@ class Plan:
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"the name of the {name} is {getattr(self, name)!r}, no text")
 
-    @property
+    @cached_property
     def mechanism(self) -> Mechanism:
         """The release of one step, all parameters together: what the accountant reads."""
         return Mechanism(
             noise_multiplier=self.noise_multiplier, sampling=self.sampling, relation=self.relation
         )
 
-    @property
+    @cached_property
     def expected_batch_size(self) -> float:
         """The public constant b that gradients are divided by."""
         return self.sampling.expected_batch_size
 
-    @property
+    @cached_property
     def loss_divisor(self) -> float:
         """What the loss of every row is divided by: b K, for K views of every example.
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from clipless.accounting import Mechanism
 from clipless.common import MALFORMED_ERRORS, error_text
-from clipless.distributed import noise_prefix
 from clipless.errors import PrivacyError
 from clipless.privacy._plan import Plan
 from clipless.privacy.sampling._samplers import IndexSampler
@@ -56,13 +54,11 @@ def run_state(
     for parameter in session._trainable:
         session.noise._generator(parameter.device)  # there before the first noise is drawn
     noise: dict[str, Any] = dict(session.noise.state_dict())
-    if session.team is not None:
-        states = session.team.processes.gather(noise)
-        noise = {
-            noise_prefix(rank, sharded=session.team.sharded) + name: each
-            for rank, own in enumerate(states)
-            for name, each in own.items()
-        }
+    noise = {
+        session.group.noise_prefix(rank) + name: each
+        for rank, own in enumerate(session.group.processes.gather(noise))
+        for name, each in own.items()
+    }
     return {
         "run": session.outcomes.run,
         "plan": first_plan.to_dict(),
@@ -97,20 +93,19 @@ def begin_run(session: TrainingSession, state: Mapping[str, Any] | None, *, repl
 def _load_noise(session: TrainingSession, state: Mapping[str, Any]) -> None:
     """Continue the noise of a saved run, on the devices that it was drawn on."""
     devices = {str(parameter.device) for parameter in session._trainable}
-    saved, team = dict(state["noise"]), session.team
-    if team is not None:
-        everywhere = team.processes.gather(sorted(devices))
-        prefix = partial(noise_prefix, sharded=team.sharded)
-        devices = {prefix(rank) + name for rank, own in enumerate(everywhere) for name in own}
+    saved, group = dict(state["noise"]), session.group
+    everywhere = group.processes.gather(sorted(devices))
+    devices = {
+        group.noise_prefix(rank) + name for rank, own in enumerate(everywhere) for name in own
+    }
     if devices != set(saved):
         raise PrivacyError(
             f"the noise was drawn on {', '.join(sorted(state['noise']))} and would now be drawn "
             f"on {', '.join(sorted(devices))}, where it cannot be repeated: resume on the same "
             "devices and number of processes, or with replay=False."
         )
-    if team is not None:
-        own = prefix(team.processes.rank)
-        saved = {k.removeprefix(own): each for k, each in saved.items() if k.startswith(own)}
+    own = group.noise_prefix(group.processes.rank)
+    saved = {k.removeprefix(own): each for k, each in saved.items() if k.startswith(own)}
     session.noise.load_state_dict(saved)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clipless.distributed import joined, reshard, write
+from clipless.distributed import full_tensor, reshard, write
 from clipless.errors import ConstraintError
 from clipless.nn import ConstrainedModule
 from clipless.spectral import Certificate, Constraint
@@ -132,7 +132,7 @@ class WeightAverage:
         """
         averaged = self._inside()
         return {
-            name: averaged[name] if name in averaged else joined(parameter.detach()).clone()
+            name: averaged[name] if name in averaged else full_tensor(parameter.detach()).clone()
             for name, parameter in self._model.named_parameters()
         }
 
@@ -157,7 +157,7 @@ class WeightAverage:
             "updates": self.updates,
             "total": self._total,
             "parameters": {
-                name: joined(average).clone() for name, average in self._averages.items()
+                name: full_tensor(average).clone() for name, average in self._averages.items()
             },
         }
 
@@ -190,7 +190,7 @@ class WeightAverage:
     def _inside(self) -> dict[str, Tensor]:
         """The averages in the model's dtype, scaled into the constraint sets where need be."""
         averaged = {
-            name: joined(average).to(self._layout[name][1], copy=True)
+            name: full_tensor(average).to(self._layout[name][1], copy=True)
             for name, average in self._averages.items()
         }
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 
 from clipless.common import not_set_error
 from clipless.distributed import (
-    load_whole_optimizer_state,
-    load_whole_state,
+    full_state,
+    load_full_optimizer_state,
+    load_full_state,
     processes_present,
-    whole_state,
 )
 from clipless.errors import BudgetExhaustedError
 from clipless.training._callbacks import Callback, MetricsWriter
@@ -129,17 +129,17 @@ class Fit:
         if saved is None:
             self._loader = trainer._make_private(self._data, None, replay)
             return
-        before = copy.deepcopy(whole_state(trainer.model))
-        load_whole_state(trainer.model, saved.weights)
+        before = copy.deepcopy(full_state(trainer.model))
+        load_full_state(trainer.model, saved.weights)
         try:
             self._loader = trainer._make_private(self._data, saved.state["engine"], replay)
         except BaseException:
-            load_whole_state(trainer.model, before)
+            load_full_state(trainer.model, before)
             raise
 
     def _restore(self, saved: SavedRun) -> None:
         trainer, state = self._trainer, saved.state
-        load_whole_optimizer_state(trainer.optimizer, saved.optimizer["optimizer"])
+        load_full_optimizer_state(trainer.optimizer, saved.optimizer["optimizer"])
         if trainer.scheduler is not None:
             trainer.scheduler.load_state_dict(saved.optimizer["scheduler"])
         if trainer.average is not None:
@@ -203,13 +203,10 @@ class Fit:
 
     def _stop_if_requested(self, interrupt: Interrupt) -> None:
         """Stop where somebody asked to; of several processes, all after the same step."""
-        team = self._trainer.engine.session.team
-        if team is None:
-            interrupt.raise_if_requested()
-        elif team.processes.stop_agreed:
+        group = self._trainer.engine.session.group
+        if group.agrees_to_stop(requested=interrupt.requested):
+            interrupt.requested = False
             raise KeyboardInterrupt
-        else:
-            team.processes.stop_wanted = interrupt.requested
 
     @property
     def _afresh(self) -> bool:
@@ -294,7 +291,7 @@ class Fit:
         }
         folder.save(
             state,
-            weights=whole_state(trainer.model),
+            weights=full_state(trainer.model),
             optimizer={
                 "optimizer": optimizer_state(trainer.optimizer, self._processes, trainer.model),
                 "scheduler": None if scheduler is None else scheduler.state_dict(),

@@ -14,12 +14,6 @@ class Interrupt:
 
     requested = False
 
-    def raise_if_requested(self) -> None:
-        """Raise `KeyboardInterrupt` now if there was one."""
-        if self.requested:
-            self.requested = False
-            raise KeyboardInterrupt
-
 
 @contextmanager
 def deferred_interrupts() -> Iterator[Interrupt]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from clipless.distributed import joined
+from clipless.distributed import full_tensor
 
 _SCALARS = ("step", "second_moment")
 
@@ -130,7 +130,7 @@ class LayerAdam(torch.optim.Optimizer):
         torch._foreach_add_(steps, 1.0)
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         norms = torch._foreach_norm(gradients, dtype=second[0].dtype)
-        squares = [joined(norm) for norm in norms]  # of all parts, where gradients are sharded
+        squares = [full_tensor(norm) for norm in norms]  # of all parts, where gradients are sharded
         torch._foreach_mul_(squares, squares)
         torch._foreach_div_(squares, [float(max(p.numel(), 1)) for p in parameters])
         torch._foreach_lerp_(second, squares, 1 - beta2)

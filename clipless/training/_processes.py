@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from clipless.common import not_set_error
-from clipless.distributed import Processes, is_sharded, noise_prefix, whole_optimizer_state
+from clipless.distributed import Processes, full_optimizer_state, is_sharded, noise_prefix
 from clipless.errors import PrivacyError
 from clipless.folders import RunFolder
 from clipless.training._metrics import RunningMetrics
@@ -150,7 +150,7 @@ def optimizer_state(
 ) -> dict[str, Any]:
     """The whole state of an optimizer, in process 0 at least."""
     if is_sharded(model) or processes is None or processes.first:
-        return whole_optimizer_state(optimizer)
+        return full_optimizer_state(optimizer)
     return {}
 
 

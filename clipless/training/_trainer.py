@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from clipless.bounds import clip_products
 from clipless.common import not_set_error, names_moved_arguments
-from clipless.distributed import rank_and_size, reshard, whole
+from clipless.distributed import gathered_parameters, rank_and_size, reshard
 from clipless.losses import Loss
 from clipless.privacy import (
     Ledger,
@@ -240,7 +240,7 @@ class Trainer:
     ) -> PrivateLoader:
         if self._product_clip is not None:
             shape = self._options.input_shape or example_shape(data.dataset)
-            with whole(self.model):
+            with gathered_parameters(self.model):
                 clip_products(
                     self.model, fraction=self._product_clip, loss=self.criterion, input_shape=shape
                 )

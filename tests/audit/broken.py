@@ -37,7 +37,7 @@ class NotEnforced(Trainer):
     def _make_private(self, *arguments):
         loader = super()._make_private(*arguments)
         session = self.engine.session
-        session.trial._next = float("inf")
+        session.trial.due_at = float("inf")
         for call in session.enforcement._calls:
             call._uses = tuple(dict.fromkeys(each, float("inf")) for each in call._uses)
         return loader

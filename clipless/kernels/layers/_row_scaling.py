@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipless.kernels._dispatch import kernels_for
-from clipless.kernels.layers._memory import dense
-from clipless.kernels.compilation._tracing import needs_plain_operators
+from clipless.kernels._dispatch import dense, kernels_for, needs_plain_operators
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LONGEST_ROW = 1 << 14

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from clipless.kernels.layers._memory import run_in_blocks
-from clipless.kernels._dispatch import kernels_for
-from clipless.kernels.layers._memory import dense
+from clipless.kernels._dispatch import is_compiling, dense, kernels_for, needs_plain_operators
 from clipless.kernels.layers._compiler_operators import sorted_pairs
-from clipless.kernels.compilation._tracing import is_compiling, needs_plain_operators
 
 
 def sort_pairs(x: Tensor, dim: int, *, descending: bool) -> Tensor:

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clipless.kernels.layers._memory import run_in_blocks
-from clipless.kernels._dispatch import kernels_for
-from clipless.kernels.layers._memory import dense, layout_of
+from clipless.kernels._dispatch import dense, kernels_for, layout_of
 
 _HALVES = (torch.float16, torch.bfloat16)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from clipless.bounds import is_trial_run
 from clipless.common import not_set_error
@@ -25,7 +24,7 @@ from clipless.privacy.compiled._functions import (
 from clipless.privacy.compiled._recorded import Recorded, RecordedPasses
 from clipless.privacy.sampling._samplers import largest_sample
 from clipless.privacy.step._checks import weights_on
-from clipless.privacy.step._output_guard import call_of, limit_of, settled, values_of
+from clipless.privacy.step._output_guard import call_of, limit_of, values_of
 
 if TYPE_CHECKING:
     from clipless.privacy.step._session import TrainingSession
@@ -126,12 +125,12 @@ class CompiledCalls:
             return model._call_impl(*inputs, **options)
         if self._passes is None:
             raise not_set_error("passes")
-        output, pull = None, None
+        output, backward = None, None
         try:
-            session._before_forward(model, inputs, self._passes)
-            output, pull = self._passes(*inputs)
+            session.before_forward(inputs, self._passes)
+            output, backward = self._passes(*inputs)
         finally:
-            seen = session._after_forward(model, inputs, output, pull)
+            seen = session.after_forward(inputs, output, backward)
         return seen
 
     def _run_criterion(self, *arguments: Any, **options: Any) -> Any:
@@ -139,14 +138,12 @@ class CompiledCalls:
         call = call_of(arguments[0]) if arguments and torch.is_grad_enabled() else None
         if options or call is None or call.session is not session:
             return criterion._call_impl(*arguments, **options)  # type: ignore[no-untyped-call]
-        session._enter_criterion(criterion, arguments)
+        session.before_criterion(arguments)
         loss, cotangents = self._criterion(
             values_of(call), arguments[1], weights_on(call.sample, call.output.device),
             session.plan.loss_divisor, limit_of(session),
         )  # fmt: skip
-        session._leave_criterion(call)
-        result: Tensor = settled(call, loss, cotangents)
-        return result
+        return session.after_fused_criterion(call, loss, cotangents)
 
 
 def _untraced(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

@@ -21,12 +21,10 @@ from clipless.errors import PrivacyError
 from clipless.kernels import RecordedGraph, AnyFunction, data_pointers, all_are_close, clone_all
 
 if TYPE_CHECKING:
-    from clipless.privacy.step._enforcement import Enforcement
+    from clipless.privacy.step._enforcement import BackwardPass, Enforcement
 
 _MOST_BEGINNINGS = 8
 """After how many changes nothing is recorded any more: a recording takes as long as many steps."""
-Pull = Callable[[Tensor], list[Tensor | None]]
-"""From the cotangents of an output to the gradients of the trainable parameters."""
 
 
 class Recorded:
@@ -139,7 +137,7 @@ class Recorded:
 
 
 class RecordedPasses(Recorded):
-    """Forward passes of a model that return the output and, if recorded, the way back from it."""
+    """Forward passes of a model that return the output and, if recorded, the backward pass."""
 
     def __init__(self, function: AnyFunction, enforcement: Enforcement, **options: Any) -> None:
         super().__init__(function, name="the model's passes", **options)
@@ -169,13 +167,13 @@ class RecordedPasses(Recorded):
         forward.result = forward.result.detach()  # the graph behind it has done its work
         self._forward = forward
 
-    def _replay(self) -> tuple[Tensor, Pull]:
+    def _replay(self) -> tuple[Tensor, BackwardPass]:
         if self._forward is None:
             raise not_set_error("forward")
         self._forward.replay()
         self._passes += 1
         output = self._forward.result.detach().clone()
-        return output, functools.partial(self._pull, self._passes)
+        return output, functools.partial(self._run_backward, self._passes)
 
     def _computed(self, arguments: Sequence[Any]) -> list[Tensor]:
         output = self._function(*arguments)
@@ -183,10 +181,10 @@ class RecordedPasses(Recorded):
         return [output.detach(), *(each for each in found if each is not None)]
 
     def _replayed(self) -> list[Tensor]:
-        output, pull = self._replay()
-        return [output, *(each for each in pull(_trial(output)) if each is not None)]
+        output, backward = self._replay()
+        return [output, *(each for each in backward(_trial(output)) if each is not None)]
 
-    def _pull(self, number: int, cotangents: Tensor) -> list[Tensor | None]:
+    def _run_backward(self, number: int, cotangents: Tensor) -> list[Tensor | None]:
         if number != self._passes or self._backward is None:
             raise PrivacyError(
                 "another batch went through the model before the backward pass of this one. "

@@ -65,13 +65,10 @@ class Views:
                 "cannot be had. Give a multiple, or leave views out."
             )
         self._augment = augment
+        self.augments = augment is not None
+        """Whether anything is done to batches at all."""
         self._repeats = self.count // max(fixed, 1)
         self._generators: dict[torch.device, torch.Generator] = {}
-
-    @property
-    def augments(self) -> bool:
-        """Whether anything is done to batches at all."""
-        return self._augment is not None
 
     def of(self, batch: Any, *, seed: int) -> Any:
         """Return the batch with all views of its examples; the same seed gives the same views.

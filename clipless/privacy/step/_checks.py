@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -234,6 +234,16 @@ def _cpu_formats() -> tuple[str, ...]:
     """The formats that products of float32 numbers may be computed in on the CPU."""
     parts = (getattr(torch.backends.mkldnn, name, None) for name in ("matmul", "conv"))
     return tuple(str(part.fp32_precision) for part in parts if part is not None)
+
+
+def check_dtypes(trainable: Sequence[Tensor]) -> None:
+    """Refuse parameters of a precision that the plan's slack does not cover."""
+    dtypes = {p.dtype for p in trainable}
+    if dtypes - {torch.float32, torch.float64} or len(dtypes) > 1:
+        raise PrivacyError(
+            f"parameters were converted to {', '.join(map(str, dtypes))}. The slack in "
+            "the sensitivities covers float32: convert them back, and call make_private."
+        )
 
 
 class WeightSeal:

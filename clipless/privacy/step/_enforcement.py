@@ -33,10 +33,11 @@ from clipless.errors import PrivacyError
 from clipless.kernels import GradientLimits, per_example_parameter
 from clipless.nn import BoundedModule
 from clipless.privacy._plan import Plan
-from clipless.privacy.compiled._recorded import Pull
 
 _MARGIN = {"float32": 1e-4, "tf32": 1.2e-3, "bfloat16": 1.2e-3}
 """By how much norms are computed too small at most, and operands of products are rounded up."""
+BackwardPass = Callable[[Tensor], list[Tensor | None]]
+"""From the cotangents of an output to the gradients of the trainable parameters."""
 _NOTHING: GradientLimits = {}
 _NO_LEAVES: dict[int, Tensor] = {}
 
@@ -105,8 +106,8 @@ class Enforcement:
         for call in self._calls:
             call.begin(leaves)
 
-    def way_back(self, output: Tensor) -> Pull:
-        """Return the way from an output of the present pass to the gradients of its parameters."""
+    def backward_pass(self, output: Tensor) -> BackwardPass:
+        """Return the backward pass from an output of the present pass to its parameters."""
         if self._sharded:
             _refuse_other_ways(output, self._ways)
         return functools.partial(self.gradients, output, leaves=self.leaves)

@@ -21,23 +21,21 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from clipless.accounting import Mechanism
 from clipless.common import Query, fresh_bits, release_
-from clipless.distributed import fingerprint
 from clipless.ledger import INSECURE
 from clipless.privacy.step._checks import may_be_read
 
 if TYPE_CHECKING:
-    from clipless.privacy.step._session import TrainingSession
+    from clipless.privacy.step._parts import StepParts
 
 
 class Outcomes:
     """Adds the noise of each step, and keeps the digests of the results."""
 
-    def __init__(self, session: TrainingSession) -> None:
+    def __init__(self, session: StepParts) -> None:
         self._session = session
         self._expected: dict[int, str] = {}
         self._noise_is_old = False
@@ -83,8 +81,7 @@ class Outcomes:
 
     def _together(self, value: Any) -> Any:
         """What process 0 has drawn, for all processes."""
-        team = self._session.team
-        return value if team is None else team.processes.from_first(lambda: value)
+        return self._session.group.processes.from_first(lambda: value)
 
     # --- a step ----------------------------------------------------------------------------------
 
@@ -147,12 +144,7 @@ class Outcomes:
 
     def _digest(self, tensors: Sequence[Tensor]) -> str:
         """The digest of what all processes together release."""
-        team = self._session.team
-        value = fingerprint(tensors, salt=0 if team is None else team.processes.rank)
-        if team is not None:
-            dist.all_reduce(together := torch.tensor(value))
-            value = int(together)
-        number = value % (1 << 64)
+        number = self._session.group.fingerprint(tensors) % (1 << 64)
         return hashlib.sha256(f"clipless/release/{number:016x}".encode()).hexdigest()[:16]
 
 

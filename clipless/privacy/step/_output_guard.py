@@ -20,9 +20,9 @@ from clipless.privacy.step._checks import may_be_read
 
 if TYPE_CHECKING:
     from clipless.privacy._plan import Plan
-    from clipless.privacy.compiled._recorded import Pull
     from clipless.privacy.sampling._batches import StepSample
-    from clipless.privacy.step._session import TrainingSession
+    from clipless.privacy.step._enforcement import BackwardPass
+    from clipless.privacy.step._step import PrivateStep
 
 
 def guard_room(dtype: torch.dtype) -> float:
@@ -41,11 +41,11 @@ class ForwardCall:
     It hangs on the output that everybody sees; copies of that, in memory or on disk, lose it.
     """
 
-    session: TrainingSession
+    session: PrivateStep
     output: Tensor
     """The model's output, with the graph that leads to the parameters."""
-    pull: Pull | None
-    """The way to the parameters, as long as it has not been gone."""
+    backward: BackwardPass | None
+    """The backward pass to the parameters, as long as it has not run."""
     sample: StepSample
     """The batch that went in."""
     plan: Plan = field(repr=False)
@@ -57,7 +57,7 @@ class ForwardCall:
         return (OrderedDict, ())  # which torch.load accepts
 
 
-def cut_off(call: ForwardCall) -> Tensor:
+def detach_output(call: ForwardCall) -> Tensor:
     """Return the output as everybody sees it: the same values, and no way to the parameters."""
     seen = _copy(call.output)
     seen._clipless_call = call  # type: ignore[attr-defined]
@@ -82,22 +82,22 @@ def call_of(output: Any) -> ForwardCall | None:
     return call if isinstance(call, ForwardCall) else None
 
 
-def tap(call: ForwardCall) -> Tensor:
+def watch_output(call: ForwardCall) -> Tensor:
     """Return the output for the criterion; its backward pass is the one that counts."""
     own = _copy(call.output)
-    tapped: Tensor = _Tap.apply(own, call)  # type: ignore[no-untyped-call]
-    tapped._clipless_call = call  # type: ignore[attr-defined]
-    return tapped
+    watched: Tensor = _WatchedOutput.apply(own, call)  # type: ignore[no-untyped-call]
+    watched._clipless_call = call  # type: ignore[attr-defined]
+    return watched
 
 
-def settled(call: ForwardCall, loss: Tensor, cotangents: Tensor) -> Tensor:
+def loss_with_cotangents(call: ForwardCall, loss: Tensor, cotangents: Tensor) -> Tensor:
     """Return a loss whose guarded cotangents are known already: `backward` hands them over."""
     own = torch.empty(0, device=loss.device, requires_grad=True)
-    result: Tensor = _Settled.apply(own, loss, cotangents, call)  # type: ignore[no-untyped-call]
+    result: Tensor = _LossWithCotangents.apply(own, loss, cotangents, call)  # type: ignore[no-untyped-call]
     return result
 
 
-def limit_of(session: TrainingSession) -> float:
+def limit_of(session: PrivateStep) -> float:
     """The norm that one row's cotangent may have at the model's output."""
     room = guard_room(session._trainable[0].dtype)
     return session.plan.loss_lipschitz / session.plan.loss_divisor * room
@@ -130,7 +130,7 @@ def _refuse_other_use(cotangent: Tensor) -> None:
     )
 
 
-class _Tap(torch.autograd.Function):
+class _WatchedOutput(torch.autograd.Function):
     """Identity; its backward pass hands the guarded cotangents to the session and ends there."""
 
     @staticmethod
@@ -153,7 +153,7 @@ def _hand_over(call: ForwardCall, cotangents: Tensor) -> None:
             "use retain_graph=True."
         )
     call.finished = True
-    call.session.deliver(call, cotangents)
+    call.session.backward(call, cotangents)
 
 
 class _PublicMean(torch.autograd.Function):
@@ -177,7 +177,7 @@ class _PublicMean(torch.autograd.Function):
         return (ones if weights is None else ones * weights), None, None, None
 
 
-class _Settled(torch.autograd.Function):
+class _LossWithCotangents(torch.autograd.Function):
     """The loss of a step whose cotangents were computed along with it."""
 
     @staticmethod

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from clipless.bounds import ModelSnapshot
-from clipless.distributed import ShardedTeam, Team, uncovered, whole
+from clipless.distributed import ProcessGroup, gathered_parameters
 from clipless.nn import certify, prepare_projection
 from clipless.privacy._precision import Precision
 from clipless.privacy.compiled._functions import compiled_projection
-from clipless.privacy.step._changes import check_dtypes
-from clipless.privacy.step._checks import WeightSeal
+from clipless.privacy.step._checks import WeightSeal, check_dtypes
 from clipless.privacy.step._rounded_weights import RoundedWeights
 
 
@@ -27,12 +25,11 @@ class ModelGuard:
         *,
         precision: Precision,
         projection: bool,
-        team: Team | None = None,
+        group: ProcessGroup,
     ) -> None:
-        self._team = team
+        self._group = group
         self._model, self._trainable = model, list(trainable)
         self._precision, self._projection = precision, projection
-        self._sharded = team if isinstance(team, ShardedTeam) else None
         self._backend: str | None = None
         self.prepare()
         self._seal = WeightSeal(model)
@@ -41,27 +38,26 @@ class ModelGuard:
         """Let the weights be what the precision of the plan can hold; until here they are kept."""
         if self._projection and self._rounded is not None:
             self._rounded.restore()
-            if self._team is not None:
-                self._team.spread()
+            self._group.broadcast_weights()
         self.accept()
         self._seal.renew()
 
     def accept(self) -> None:
         """Take the model as it is now for the one that bounds were proved of."""
-        with self._uncovered():
+        with self._group.without_sharding(self._model):
             self.snapshot = ModelSnapshot(self._model)
 
     def prepare(self) -> None:
         """Prepare the projection for the model as it is now."""
-        owns = None if self._team is None else self._team.shares.owns
-        with self._uncovered():
-            self._projected = prepare_projection(self._model, include_frozen=False, only=owns)
-            if self._sharded is not None:
-                self._constrained = prepare_projection(self._model, include_frozen=False).parameters
+        with self._group.without_sharding(self._model):
+            self._projected = prepare_projection(
+                self._model, include_frozen=False, only=self._group.owns
+            )
+            self._constrained = prepare_projection(self._model, include_frozen=False).parameters
         if self._backend is not None:
             self.compile(backend=self._backend)
         rounds = self._precision == "bfloat16"
-        self._rounded = RoundedWeights(self._model, only=owns) if rounds else None
+        self._rounded = RoundedWeights(self._model, only=self._group.owns) if rounds else None
 
     def compile(self, *, backend: str) -> None:
         """Compile the projection on a GPU; elsewhere it looks at values, which is faster."""
@@ -72,19 +68,15 @@ class ModelGuard:
 
     def changed(self, *, numbers: bool = True) -> bool:
         """Whether the model has changed since it was accepted: see `ModelSnapshot.changed`."""
-        with self._uncovered():
+        with self._group.without_sharding(self._model):
             return self.snapshot.changed(numbers=numbers)
-
-    def _uncovered(self) -> contextlib.AbstractContextManager[None]:
-        """Look at a sharded model as at any other."""
-        return contextlib.nullcontext() if self._sharded is None else uncovered(self._model)
 
     def certify_edits(self) -> None:
         """Certify the weights again if somebody has edited or loaded them."""
         if self._projection and self._seal.broken():
             check_dtypes(self._trainable)
             self.prepare()  # they may be on another device
-            with whole(self._model):
+            with gathered_parameters(self._model):
                 certify(self._model)
             if self._rounded is not None:
                 self._rounded.check()
@@ -100,12 +92,9 @@ class ModelGuard:
 
     def project(self) -> None:
         """Bring the weights back into their sets after a step."""
-        if self._projection and self._sharded is not None:
-            self._sharded.project(self._projected, self._constrained)
-        elif self._projection:
-            self._projected.apply()
+        if self._projection:
+            self._group.project(self._projected, self._constrained)
             if self._rounded is not None:
                 self._rounded.restore()
-        if self._team is not None:
-            self._team.spread()
+        self._group.broadcast_weights()
         self._seal.renew()

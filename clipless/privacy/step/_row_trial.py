@@ -20,11 +20,11 @@ from torch import Tensor
 
 from clipless.bounds import seed_generators
 from clipless.errors import PrivacyError
-from clipless.privacy.compiled._recorded import Pull
-from clipless.privacy.step._gradients import without_autocast
+from clipless.privacy.step._enforcement import BackwardPass
+from clipless.privacy.step._state import without_autocast
 
 if TYPE_CHECKING:
-    from clipless.privacy.step._session import TrainingSession
+    from clipless.privacy.step._parts import StepParts
 
 _ROWS = 8
 """So few rows that what mixes them cannot hide in a large mean; compiled code takes all of them."""
@@ -36,24 +36,25 @@ _ROUNDING = 1e-4
 """How much results may differ that are computed twice, relative to their norm."""
 
 
-Pass = Callable[..., tuple[Tensor, Pull | None]]
-"""How the model is run: from its inputs to its output, and the way back if autograd has none."""
+Pass = Callable[..., tuple[Tensor, BackwardPass | None]]
+"""How the model is run: from its inputs to its output, and its backward pass if not autograd's."""
 
 
 class RowTrial:
     """Tries, before some of the steps, whether examples stay apart and bounds are kept."""
 
-    def __init__(self, session: TrainingSession) -> None:
+    def __init__(self, session: StepParts) -> None:
         self._session = session
-        self._next = 0
+        self.due_at = 0
+        """After how many steps the next trial is to be held."""
 
     def hold(self, inputs: Sequence[Any], run: Pass | None) -> bool:
         """Hold a trial if one is due, of the model itself and of the way in which it is run."""
         session = self._session
         rows = min((x.shape[0] for x in inputs if isinstance(x, Tensor)), default=0)
-        if session.steps_taken < self._next or rows < 2 or not session.may_be_tried:
+        if rows < 2 or session.group.sharded or session._book.progress is not None:
             return False
-        self._next = max(1, 2 * session.steps_taken)
+        self.due_at = max(1, 2 * session.steps_taken)
         few = [x[:_ROWS] if isinstance(x, Tensor) else x for x in inputs]
         self.check(few, self._eager)
         if run is not None:
@@ -90,7 +91,7 @@ class RowTrial:
 
     def _eager(self, *inputs: Any) -> tuple[Tensor, None]:
         session = self._session
-        with session.casts() if session.compiled else contextlib.nullcontext():
+        with session.casts():
             return session.model.forward(*inputs), None
 
     def _pass(
@@ -106,16 +107,16 @@ class RowTrial:
         seed_generators(session.model)
         random.seed(0)
         np.random.seed(0)
-        output, pull = run(*inputs)
+        output, backward = run(*inputs)
         limit = session.plan.loss_lipschitz / session.plan.loss_divisor
         limit *= _HUGE if alone else _SMALL
         trial = torch.linspace(0.5, 1.5, output.numel(), device=output.device) * limit
         trial = trial.view(output.shape).to(output.dtype)
         chosen = torch.arange(output.shape[0], device=output.device) == row
         chosen = (chosen if alone else ~chosen).view(-1, *[1] * (output.ndim - 1))
-        pull = pull or functools.partial(session.enforcement.gradients, output)
+        backward = backward or functools.partial(session.enforcement.gradients, output)
         with without_autocast(output.device.type):
-            found = pull(torch.where(chosen, trial, 0.0))
+            found = backward(torch.where(chosen, trial, 0.0))
         return [torch.where(chosen, output.detach(), 0.0), *found]
 
 

@@ -293,7 +293,7 @@ def _sum_of(model, x, y):
 def test_compiled_models_do_not_overwrite_what_their_bounds_are_of():
     run = full(model=OverwrittenInput(), compile="aot_eager")
     run.step()
-    run.engine.session.trial._next = math.inf
+    run.engine.session.trial.due_at = math.inf
     SWITCH.on = True
     with pytest.raises(Exception, match="writes to a tensor in place"):
         run.step()
@@ -322,7 +322,7 @@ def test_what_was_computed_in_another_pass_has_no_way_to_the_gradients():
         torch.manual_seed(0)
         SWITCH.on, SWITCH.rows = False, None
         run = full(model=Remembering(detached), noise_multiplier=0.0, micro_batch_size=8)
-        run.engine.session.trial._next = math.inf
+        run.engine.session.trial.due_at = math.inf
         SWITCH.on = True
         run.step()
         found.append(gradients_of(run.model))
@@ -346,7 +346,7 @@ class NotExamples(Odd):
 def test_rows_that_are_not_examples_are_refused(what, compile):
     run = full(model=NotExamples(), compile=compile)
     run.step()
-    run.engine.session.trial._next = math.inf
+    run.engine.session.trial.due_at = math.inf
     SWITCH.on = what
     with pytest.raises((PrivacyError, RuntimeError), match="in a batch of 16 examples"):
         run.step()
@@ -495,7 +495,7 @@ def test_trials_change_nothing():
         torch.manual_seed(0)
         run = full(noise_multiplier=0.0)
         if not tried:
-            run.engine.session.trial._next = math.inf
+            run.engine.session.trial.due_at = math.inf
         run.steps(5)
         weights.append([p.detach().clone() for p in run.model.parameters()])
         draws.append((torch.rand(1), np.random.rand()))

@@ -1,0 +1,169 @@
+"""What a step works with: the user's objects, the plan, and what holds them to it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipless.bounds import (
+    SensitivityReport,
+    Shape,
+    TracedModel,
+    input_shapes,
+    prove_bounds,
+    traced_model,
+)
+from clipless.distributed import ProcessGroup, gathered_parameters, without_sharding
+from clipless.errors import PrivacyError
+from clipless.ledger import Ledger
+from clipless.losses import Loss
+from clipless.nn import clipping_modules
+from clipless.privacy._quantile_thresholds import QuantileThresholds, planned_queries
+from clipless.privacy._noise import GaussianNoise
+from clipless.privacy._plan import Plan, planned_parameters
+from clipless.privacy._precision import arithmetic_slack
+from clipless.privacy.sampling._loader import PrivateLoader
+from clipless.privacy.step import _checks as checks
+from clipless.privacy.step._enforcement import Enforcement
+from clipless.privacy.step._noise import Outcomes
+from clipless.privacy.step._projection import ModelGuard
+from clipless.privacy.step._row_trial import RowTrial
+from clipless.privacy.step._state import Gradients, StepBook, budget_meter
+
+
+class StepParts:
+    """A model, its optimizer, loader and criterion, held to a plan."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: PrivateLoader,
+        criterion: Loss,
+        plan: Plan,
+        ledger: Ledger,
+        noise: GaussianNoise,
+        input_shape: Shape,
+        report: SensitivityReport,
+        projection: bool,
+        grad_scaler: Any,
+        group: ProcessGroup,
+    ) -> None:
+        self.group = group
+        self.model, self.optimizer, self.criterion = model, optimizer, criterion
+        self.loader, self.plan, self.ledger, self.noise = loader, plan, ledger, noise
+        self.steps_taken = 0
+        self._projection = projection
+        self.allows_scaling = grad_scaler is not None
+        """Whether a known gradient scaler multiplies the loss."""
+        self._input_shapes = input_shapes(input_shape)
+        self._parameters = dict(model.named_parameters())
+        self._trainable = [self._parameters[p.name] for p in plan.parameters]
+        checks.check_optimizer(optimizer, self._parameters)
+        checks.check_scaler(grad_scaler, optimizer)
+        self._book = StepBook(ledger, budget_meter(plan, ledger), last_step=loader.next_step - 1)
+        self._gradients = Gradients(self._parameters, self._trainable)
+        self.outcomes, self.trial = Outcomes(self), RowTrial(self)
+        self.enforcement = Enforcement(model, self._trainable, sharded=group.sharded)
+        self._guard = ModelGuard(
+            model, self._trainable, precision=plan.precision, projection=projection, group=group
+        )
+        self._graph: TracedModel | None = None
+        self._hold_to(plan, report)
+        self._followers = (
+            QuantileThresholds(model, report, plan.loss_divisor) if plan.queries else None
+        )  # fmt: skip
+        self._pass = contextlib.ExitStack()
+        """What holds for as long as a forward pass runs."""
+        self.inside_forward, self._thread = False, threading.current_thread()
+        self._delivering = threading.Lock()
+
+    def _hold_to(self, plan: Plan, report: SensitivityReport) -> None:
+        """Scale noise by the bounds of a plan, and hold every gradient to them."""
+        self.plan = plan
+        self.enforcement.adopt(report, plan)
+
+    def casts(self) -> contextlib.AbstractContextManager[object]:
+        """Let the model compute in the precision of the plan."""
+        if self.plan.precision != "bfloat16":
+            return contextlib.nullcontext()
+        return torch.autocast(self._trainable[0].device.type, dtype=torch.bfloat16)
+
+    def _renew_bounds(self) -> None:
+        """The model has changed since the plan was made: prove its bounds anew."""
+        known = None if self._guard.changed(numbers=False) else self._graph
+        self._graph, report, plan = renewed_bounds(
+            self.model, self.criterion, self.plan, self._input_shapes, known,
+            parameters=self._parameters, trainable=self._trainable,
+        )  # fmt: skip
+        self._hold_to(plan, report)
+        self._guard.accept()
+        self._guard.prepare()
+
+
+def renewed_bounds(
+    model: nn.Module,
+    criterion: Loss,
+    plan: Plan,
+    shapes: tuple[tuple[int, ...], ...],
+    graph: TracedModel | None,
+    *,
+    parameters: Mapping[str, Tensor],
+    trainable: Sequence[Tensor],
+) -> tuple[TracedModel, SensitivityReport, Plan]:
+    """Return the trace, the proof and the plan for the model as it is now.
+
+    `graph` is the trace if the model's structure has not changed.
+    """
+    with gathered_parameters(model):
+        graph = graph or traced_model(model, shapes)
+        report = prove_bounds(graph, model, loss=criterion)
+    with without_sharding(model):
+        check_same_model(model, report, plan, parameters, trainable)
+        slack = arithmetic_slack(trainable[0].dtype, precision=plan.precision, report=report)
+    return graph, report, replace(plan.with_bounds(report), arithmetic_slack=slack)
+
+
+def check_same_model(
+    model: nn.Module,
+    report: SensitivityReport,
+    plan: Plan,
+    parameters: Mapping[str, Tensor],
+    trainable: Sequence[Tensor],
+) -> None:
+    """Refuse changes that new bounds alone do not make good: other parameters, scales, queries."""
+    now = dict(model.named_parameters())
+    if [(n, id(p)) for n, p in now.items()] != [(n, id(p)) for n, p in parameters.items()]:
+        raise PrivacyError(
+            "parameters of the model were replaced by other tensors (a new layer, or "
+            "load_state_dict(assign=True)). Call make_private again with an optimizer for the "
+            "new ones; the ledger goes on from what is spent."
+        )
+    scale = 1 / plan.loss_divisor
+    for path, module in clipping_modules(model):
+        if module.loss_scale != scale:
+            raise PrivacyError(
+                f"{path}.loss_scale was changed to {module.loss_scale:g}. In private training "
+                f"it is what the loss of every row is weighted by, {scale:g}; change `norm` or "
+                "`weight_clip` instead."
+            )
+    planned = [(p.name, p.size) for p in plan.parameters]
+    if [(p.name, p.size) for p in planned_parameters(report)] != planned:
+        raise PrivacyError(
+            "the trainable parameters of the model are no longer those of the plan: layers "
+            "were added, removed, frozen or unfrozen. Call make_private again; the ledger "
+            "goes on from what is spent."
+        )
+    if planned_queries(model, report) != plan.queries:
+        raise PrivacyError(
+            "layers whose threshold follows a quantile were added or removed. Call "
+            "make_private again; the ledger goes on from what is spent."
+        )
+    checks.check_dtypes(trainable)
