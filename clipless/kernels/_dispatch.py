@@ -1,4 +1,4 @@
-"""Whether hand-written GPU kernels are to be used, decided once."""
+"""Selection of the Triton kernels, where they can be used."""
 
 from __future__ import annotations
 

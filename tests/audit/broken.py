@@ -8,6 +8,8 @@ other example shares its direction. Nothing is easier to audit.
 import contextlib
 import copy
 import itertools
+import sys
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,7 +39,7 @@ class NotEnforced(Trainer):
     def _make_private(self, *arguments):
         loader = super()._make_private(*arguments)
         session = self.engine.session
-        session.trial._next = float("inf")
+        session.trial._next = sys.maxsize
         for call in session.enforcement._calls:
             call._uses = tuple(dict.fromkeys(each, float("inf")) for each in call._uses)
         return loader
@@ -50,7 +52,7 @@ class FakedSampling(Trainer):
         loader = super()._make_private(*arguments)
         sampler = loader._sampler
         draw = sampler.draw
-        sampler.draw = lambda step: draw(step=0)
+        vars(sampler)["draw"] = lambda step: draw(step=0)
         return loader
 
 
@@ -94,7 +96,8 @@ def table_trainer(
 
     def make(size):
         model.load_state_dict(weights)
-        sampling, batch_size = "full_batch", size
+        sampling: Any = "full_batch"
+        batch_size = size
         if rate is not None:
             sampling = PoissonSampling(dataset_size=size, rate=rate)
             batch_size = max(1, round(rate * size))

@@ -1,4 +1,4 @@
-"""Who looks at the operators: autograd alone, or a compiler, a tracer or a function transform?
+"""Detection of compilers, tracers and function transforms, and the lock of symbolic tracing.
 
 Layers with hand-written backward passes use them where autograd is alone. Everybody else is given
 ordinary torch operators of the same values and derivatives, which can be traced, fused and mapped.
@@ -6,13 +6,22 @@ ordinary torch operators of the same values and derivatives, which can be traced
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+TRACING_LOCK = threading.RLock()
+"""The lock of everybody who traces a model or enters compiled code: one thread at a time.
+
+Symbolic tracing patches torch's modules for the whole process, and compiled functions refuse to run
+meanwhile.
+"""
+
 
 def needs_plain_operators(x: Tensor) -> bool:
-    """Whether what is computed from `x` must consist of ordinary torch operators.
+    """Return whether what is computed from `x` must consist of ordinary torch operators.
 
     Example:
         >>> needs_plain_operators(torch.ones(3))
@@ -31,7 +40,7 @@ def needs_plain_operators(x: Tensor) -> bool:
 
 
 def is_compiling() -> bool:
-    """Whether a compiler looks, and no function transform: it understands hand-written backwards.
+    """Return whether torch.compile traces this, without a function transform around it.
 
     Programs that are exported, by others than `torch.compile`, are to consist of torch's operators.
 

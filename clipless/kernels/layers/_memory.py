@@ -1,4 +1,4 @@
-"""Work on the CPU, cut into parts that fit into a cache, so that no operator waits for memory.
+"""Memory layouts of tensors, and work on the CPU in blocks that fit into a cache.
 
 A chain of operators on large tensors writes every intermediate result to memory and reads it back.
 Cut into small parts it does not; but torch would start and stop all its threads for every one of
@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 # Operators on no more entries than this are run by torch in the calling thread.
 GRAIN = 1 << 15
@@ -72,3 +73,15 @@ class _Helper(threading.Thread):
                 self._work()
         except BaseException as error:
             self.error = error
+
+
+def dense(x: Tensor) -> Tensor:
+    """Return `x` without gaps in memory: itself, unless it is a part of something larger."""
+    return x if layout_of(x) == torch.channels_last else x.contiguous()
+
+
+def layout_of(x: Tensor) -> torch.memory_format:
+    """Whether images lie in memory with their channels last; everything else is contiguous."""
+    last = torch.channels_last
+    images = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=last)
+    return last if images else torch.contiguous_format

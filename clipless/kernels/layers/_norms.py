@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from clipless.kernels.layers._compiler_operators import window_norms
 from clipless.kernels.compilation._tracing import is_compiling, needs_plain_operators
+from clipless.kernels.layers._compiler_operators import window_norms
 from clipless.kernels.layers._window_norms import WindowNorms, wide
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from clipless.kernels._dispatch import kernels_for
-from clipless.kernels.layers._memory import dense
 from clipless.kernels.compilation._tracing import needs_plain_operators
+from clipless.kernels.layers._memory import dense
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LONGEST_ROW = 1 << 14
@@ -34,7 +34,7 @@ def scale_to_sphere(rows: Tensor, radius: float) -> Tensor:
 
 
 def make_finite_and_bounded(rows: Tensor, radius: float, *, sphere: bool = False) -> Tensor:
-    """Return the rows made finite (other entries become zeros), in the ball or on the sphere.
+    """Return rows with zeros for entries that are not finite, scaled into a ball or to a sphere.
 
     Finite rows inside the ball are returned bit for bit.
     """

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clipless.kernels.layers._memory import run_in_blocks
 from clipless.kernels._dispatch import kernels_for
-from clipless.kernels.layers._memory import dense
-from clipless.kernels.layers._compiler_operators import sorted_pairs
 from clipless.kernels.compilation._tracing import is_compiling, needs_plain_operators
+from clipless.kernels.layers._compiler_operators import sorted_pairs
+from clipless.kernels.layers._memory import dense, run_in_blocks
 
 
 def sort_pairs(x: Tensor, dim: int, *, descending: bool) -> Tensor:

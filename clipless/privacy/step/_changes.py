@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from clipless.bounds import SensitivityReport
 from clipless.errors import PrivacyError
 from clipless.nn import clipping_modules
-from clipless.privacy._quantile_thresholds import planned_queries
 from clipless.privacy._plan import Plan, planned_parameters
+from clipless.privacy._quantile_thresholds import planned_queries
 
 
 def check_same_model(

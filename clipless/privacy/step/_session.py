@@ -19,17 +19,24 @@ import torch
 from torch import Tensor, nn
 
 from clipless.accounting import FullBatch
-from clipless.bounds import SensitivityReport, Shape, TracedModel, input_shapes, prove_bounds, traced_model
+from clipless.bounds import (
+    SensitivityReport,
+    Shape,
+    TracedModel,
+    input_shapes,
+    prove_bounds,
+    traced_model,
+)
 from clipless.common import not_set_error
 from clipless.distributed import Team, meeting, refuse_compiled, uncovered, whole
 from clipless.errors import PrivacyError
 from clipless.ledger import Budget, BudgetMeter, Ledger
 from clipless.losses import Loss
 from clipless.nn import ConstrainedModule, set_loss_scale
-from clipless.privacy._quantile_thresholds import QuantileThresholds
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._plan import Plan
 from clipless.privacy._precision import arithmetic_slack
+from clipless.privacy._quantile_thresholds import QuantileThresholds
 from clipless.privacy.compiled._calls import CompiledCalls
 from clipless.privacy.compiled._recorded import Pull
 from clipless.privacy.sampling._batches import StepSample

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from clipless import PrivacyEngine
-from clipless.distributed._fingerprint import fingerprint
+from clipless.distributed import fingerprint
 from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.ledger import read_ledger
 from clipless.training import Trainer
