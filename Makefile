@@ -22,7 +22,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy $$(find tests -name '*.py' -not -name 'test_*')
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/front_doors.py --quiet --limit clipless=0 --limit benchmarks=0 --limit examples=0
 	$(BIN)/python tools/architecture.py --check
 
 # Two workers, one core each; the tests of a file stay together, since they share what they train.
@@ -34,8 +36,9 @@ slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 # The share of lines and branches that the default suite runs; what child processes run is not seen.
+# `make coverage TESTS=tests/ledger` measures a part of it.
 coverage: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report term $(TESTS)
 
 # The tests that draw their examples, with new examples and many of them.
 fuzz: setup

@@ -24,8 +24,14 @@ from _images_tightness import tightness_by_colour
 from _results import RESULTS, save, save_rows
 
 from clipless.audit import membership_inference
-from clipless.images import ImageFeatures, image_recipes, run_recipe, train_images
-from clipless.images._recipes import image_config, rule_of
+from clipless.images import (
+    ImageFeatures,
+    image_config,
+    image_recipes,
+    rule_of,
+    run_recipe,
+    train_images,
+)
 from clipless.losses import CrossEntropy
 from clipless.robustness import certified_accuracy
 from clipless.runs import load_data

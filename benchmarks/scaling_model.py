@@ -14,8 +14,7 @@ from typing import Any
 
 from _results import save
 
-from clipless.privacy import PoissonSampling, default_delta, noise_multiplier_for
-from clipless.privacy.sampling._samplers import IndexSampler
+from clipless.privacy import IndexSampler, PoissonSampling, default_delta, noise_multiplier_for
 
 EPSILON = 1.0
 SCHEDULES = [

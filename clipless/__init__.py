@@ -11,7 +11,24 @@ from clipless._version import __version__ as __version__
 from clipless.common import lazy_names
 
 if TYPE_CHECKING:
-    from clipless import bounds, errors, losses, nn, privacy, spectral
+    from clipless import (  # noqa: F401 (rooms that are no part of `import *`)
+        audit,
+        bounds,
+        data,
+        errors,
+        images,
+        losses,
+        models,
+        nn,
+        privacy,
+        report,
+        robustness,
+        runs,
+        sklearn,
+        spectral,
+        sweeps,
+        training,
+    )
     from clipless.bounds import clip_products, sensitivity
     from clipless.nn import certify, project, to_torch
     from clipless.privacy import PrivacyEngine
@@ -33,19 +50,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    _ROOMS = (
-        "audit", "bounds", "data", "errors", "images", "losses", "models", "nn", "privacy",
-        "report", "robustness", "runs", "sklearn", "spectral", "sweeps", "training",
-    )  # fmt: skip
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            **{room: f"clipless.{room}" for room in _ROOMS},
-            "PrivacyEngine": "clipless.privacy",
-            "sensitivity": "clipless.bounds",
-            "clip_products": "clipless.bounds",
-            "project": "clipless.nn",
-            "certify": "clipless.nn",
-            "to_torch": "clipless.nn",
-        },
-    )
+    __getattr__, __dir__ = lazy_names(__name__)

@@ -43,8 +43,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Seed the entropy before the fixtures of the test draw from it."""
     if os.environ.get("CLIPLESS_TEST_ENTROPY") != "fresh":
         source = random.Random(item.nodeid)
-        secrets.randbits = source.getrandbits
-        secrets.token_bytes = lambda count=32: source.randbytes(count)
+        vars(secrets).update(
+            randbits=source.getrandbits, token_bytes=lambda count=32: source.randbytes(count)
+        )
 
 
 @pytest.fixture(autouse=True)

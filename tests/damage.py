@@ -3,8 +3,9 @@
 import copy
 import json
 import math
+from typing import Any
 
-VALUES = [None, "x", -1, 1.5, math.inf, math.nan, [], {"a": 1}, True, 10**400]
+VALUES: list[Any] = [None, "x", -1, 1.5, math.inf, math.nan, [], {"a": 1}, True, 10**400]
 RAW = {
     "empty": b"",
     "cut": b'{"format": ',

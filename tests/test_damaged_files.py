@@ -16,8 +16,7 @@ from clipless.folders import StepLog
 from clipless.ledger import read_ledger
 from clipless.ledger._format import _DIGEST_MARK, _digest
 from clipless.privacy import Plan
-from clipless.runs import open_run
-from clipless.runs.config._files import read_config_file
+from clipless.runs import open_run, read_config_file
 from clipless.runs.data._arrays import read_arrays
 from clipless.sklearn import CliplessClassifier, load
 from clipless.training._run_folder import SavedRun, TrainerFolder

@@ -2,7 +2,7 @@
 
 from clipless.accounting._calibration import noise_multiplier_for, steps_for
 from clipless.accounting._epsilon import chosen_delta, default_delta, delta, epsilon, epsilon_curve
-from clipless.accounting._filter import RenyiFilter, meter_accountant, filter_of_name
+from clipless.accounting._filter import RenyiFilter, filter_of_name, meter_accountant
 from clipless.accounting._history import (
     Accountant,
     AccountantName,

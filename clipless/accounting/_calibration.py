@@ -1,4 +1,4 @@
-"""Budget first: the noise for a target epsilon, and the steps that a target epsilon allows.
+"""Calibration: the noise for a target epsilon, and the steps that a target epsilon allows.
 
 Every answer is checked with the accountant before it is returned: what is promised to fit, fits.
 """

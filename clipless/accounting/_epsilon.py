@@ -1,4 +1,4 @@
-"""What a history of releases costs: epsilon, delta and their curves.
+"""Epsilon and delta of a history of releases, and their curves.
 
 A history is a sequence of pairs `(Mechanism, count)`. Every number returned is an upper bound: the
 releases together satisfy (epsilon, delta)-differential privacy under the relation of their
@@ -103,7 +103,7 @@ def default_delta(dataset_size: int) -> float:
 
 
 def chosen_delta(delta: float | None, dataset_size: int) -> float:
-    """Return the delta of a run: by default `default_delta`, else the one given, looked at.
+    """Return the delta of a run: the given one, checked, or `default_delta`.
 
     Raises:
         PrivacyError: delta is 1/N or more. Above 0.1/N there is a warning.

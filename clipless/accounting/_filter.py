@@ -153,13 +153,13 @@ class RenyiFilter:
 
 
 def meter_accountant(accountant: str) -> str:
-    """Return the accountant of what is used up so far: of a filter, Rényi at its order."""
+    """Return the accountant that measures what is used up: for a filter, Rényi at its order."""
     declared = filter_of_name(accountant)
     return accountant if declared is None else declared.meter
 
 
 def filter_of_name(accountant: str) -> RenyiFilter | None:
-    """Return the filter that an accountant's name stands for, or None."""
+    """Return the filter that an accountant's name denotes, or None."""
     if not (accountant.startswith("filter(") and accountant.endswith(")")):
         return None
     pairs = (part.split("=") for part in accountant[len("filter(") : -1].split(", "))

@@ -1,4 +1,4 @@
-"""What a history of releases says, brought into the form the accountants work on."""
+"""Histories of releases, brought into the form that the accountants work on."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def without_failures(runs: Runs) -> tuple[Runs, float]:
     failure = sum(mechanism.failure * count for mechanism, count in runs)
     if not failure:
         return runs, 0.0
-    return merge_releases([(replace(mechanism, failure=0.0), count) for mechanism, count in runs]), failure
+    return merge_releases(
+        [(replace(mechanism, failure=0.0), count) for mechanism, count in runs]
+    ), failure
 
 
 def prepare_history(runs: Runs) -> Runs:

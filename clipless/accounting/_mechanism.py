@@ -1,4 +1,4 @@
-"""What one private release is, as frozen data: how examples are drawn and how much noise is added.
+"""Mechanisms as frozen data: how examples are sampled, how much noise is added, which relation.
 
 Nothing here computes an epsilon; `clipless.accounting._epsilon` interprets these objects. Their
 form as plain dictionaries, which the ledger and saved plans hold, is defined here and nowhere else.
@@ -16,7 +16,7 @@ from clipless.errors import PrivacyError
 
 
 class Relation(StrEnum):
-    """Which data sets count as neighbours.
+    """The neighbouring relation: which data sets differ by one record.
 
     `ZERO_OUT`: both have N examples, and one example of the first is in the second an empty record:
     it is sampled like any other, and contributes nothing. `REPLACE_ONE`: one example differs.
@@ -31,7 +31,7 @@ class Relation(StrEnum):
     REPLACE_ONE = "replace_one"
 
     def continues(self, kept: Relation) -> bool:
-        """Whether who asks for this relation may go on with a ledger kept under `kept`.
+        """Return whether a ledger kept under `kept` may be continued under this relation.
 
         An old ledger under add/remove is continued by zero-out, under its own name.
         """

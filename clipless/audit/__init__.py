@@ -1,4 +1,4 @@
-"""Attacks on what this library claims: on its bounds, on epsilon, and on trained models."""
+"""Audits: attacks on the bounds, on epsilon, and on trained models."""
 
 from clipless.audit._canaries import draw_coins, insert_canaries, orthogonal_canaries
 from clipless.audit._one_run import (
@@ -7,11 +7,11 @@ from clipless.audit._one_run import (
     one_run_lower_bound,
     one_run_p_value,
 )
+from clipless.audit._release_scores import ReleaseScores
 from clipless.audit._repeated import audit_repeated_training, distinguishing_audit
 from clipless.audit._result import AuditResult, OneRunResult, RepeatedResult
 from clipless.audit._statistics import Estimate
 from clipless.audit._training import audit_training
-from clipless.audit._release_scores import ReleaseScores
 from clipless.audit.gradients._attack import (
     AttackResult,
     attack_bounds,

@@ -1,4 +1,4 @@
-"""What an audit of epsilon found."""
+"""Results of audits of epsilon."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from clipless.audit._canaries import Examples, draw_coins, insert_canaries
 from clipless.audit._one_run import Guesses, one_run_audit
-from clipless.audit._result import OneRunResult
 from clipless.audit._release_scores import ReleaseScores, example_losses
+from clipless.audit._result import OneRunResult
 from clipless.common import not_set_error
 from clipless.errors import PrivacyError
 from clipless.privacy import Plan, Relation

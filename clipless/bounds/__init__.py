@@ -5,10 +5,10 @@ from clipless.bounds._refusal import has_global_hooks, hooks_of
 from clipless.bounds._report import NodeBound, ParameterBound, SensitivityReport
 from clipless.bounds._rule import (
     Bound,
+    CallSite,
     Product,
     Rule,
     Signal,
-    CallSite,
     find_rule,
     register,
     unregister,
@@ -21,9 +21,10 @@ from clipless.bounds._sensitivity import (
     traced_model,
     unwrap_module,
 )
-from clipless.bounds._shapes import TracedModel, is_trial_run, seed_generators
+from clipless.bounds._shapes import TracedModel
 from clipless.bounds._structure import ModelSnapshot
 from clipless.bounds._trace import check_rules
+from clipless.bounds._trial_run import is_trial_run, seed_generators
 from clipless.bounds.rules import RULE_FILES as RULE_FILES
 from clipless.bounds.rules import weight_product
 

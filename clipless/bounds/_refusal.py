@@ -1,4 +1,4 @@
-"""Why a model is refused, in words. Every refusal names the place and says what to do."""
+"""Errors for models without a proof. Each names the place and says what to do."""
 
 from __future__ import annotations
 

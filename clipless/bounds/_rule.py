@@ -1,9 +1,9 @@
 """The rule table: what is known about each layer and each torch function.
 
-A rule is a pure function. It receives a `CallSite` (where and with what the operation is called) and
-the operation's own arguments with a `Signal` in place of every tensor, and returns a `Bound`. Rules
-are looked up by exact type, or by the very function or tensor method: whatever has no rule is
-refused, and no name means anything here.
+A rule is a pure function. It receives a `CallSite` (where and with what the operation is called)
+and the operation's own arguments with a `Signal` in place of every tensor, and returns a `Bound`.
+Rules are looked up by exact type, or by the very function or tensor method: whatever has no rule
+is refused, and no name means anything here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST = 1e18
 
 @dataclass(frozen=True)
 class Signal:
-    """What is known of one example's tensor: its shape without the batch axis, and its norm."""
+    """A bound of one example's tensor: its shape without the batch axis, and its norm."""
 
     norm: float
     """An upper bound of the Euclidean norm over the whole tensor of one example."""
@@ -72,6 +72,11 @@ class Bound:
     hands on, at most so many times, whichever is worse; `math.inf` if nobody has counted. A
     `Product`: it is a product with a matrix. None: nothing is known, and only float32 is accepted.
 
+    `forward_roundings` says how many roundings meet in one entry of the result when the forward
+    pass is computed in one precision throughout: n and a few for a sum of n terms, 0 for what only
+    moves or selects entries. None: 0 where `roundings` is 0, the terms of a `Product`, and
+    otherwise as many as there are entries in the inputs. Robustness certificates rest on it.
+
     `rows_apart` states that no example has a part in another's result or gradient: a rule without
     it is refused, and it is tried on random examples.
     """
@@ -82,12 +87,13 @@ class Bound:
     cotangent_cap: float = math.inf
     parameter_caps: Mapping[str, float] = field(default_factory=dict)
     roundings: float | Product | None = None
+    forward_roundings: int | None = None
     rows_apart: bool = False
 
 
 @dataclass(frozen=True)
 class CallSite:
-    """One call of one operation in a traced model."""
+    """One call of one operation in a traced model, as its rule sees it."""
 
     where: str
     """The path of the module, or the function with the module and source line that call it."""
@@ -189,8 +195,21 @@ def registered_types() -> tuple[type[nn.Module], ...]:
     )
 
 
-def scaling(site: CallSite, x: Signal, factor: float, *, roundings: float) -> Bound:
+def scaling(
+    site: CallSite,
+    x: Signal,
+    factor: float,
+    *,
+    roundings: float,
+    forward_roundings: int | None = None,
+) -> Bound:
     """Return l = factor, output factor X: the bound of much that maps zero to zero."""
     if not factor <= LARGEST:
         site.refuse(f"the factor {factor:g} is not finite, or so large that float32 overflows.")
-    return Bound(lipschitz=factor, output=factor * x.norm, roundings=roundings, rows_apart=True)
+    return Bound(
+        lipschitz=factor,
+        output=factor * x.norm,
+        roundings=roundings,
+        forward_roundings=forward_roundings,
+        rows_apart=True,
+    )

@@ -1,4 +1,4 @@
-"""The entry point: from a model, a loss and an input shape to a sensitivity report."""
+"""`sensitivity`: the report of a model, a loss and an input shape."""
 
 from __future__ import annotations
 

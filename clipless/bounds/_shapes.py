@@ -1,4 +1,4 @@
-"""The shapes in a traced model, and proof that the batch stays an axis of its own.
+"""Shapes of a traced model, and checks that the batch stays the first axis, rows apart.
 
 The graph is run on a few random examples, then each of its operations on all but the last of them:
 every tensor must have the batch as its first axis, whole, in both, and the rows that stayed must
@@ -10,19 +10,24 @@ agree in values and gradients.
 from __future__ import annotations
 
 import operator
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from clipless.bounds._refusal import explain_shapes, refuse_batch_axis, refuse_mixed_rows
+from clipless.bounds._refusal import refuse_batch_axis, refuse_mixed_rows
 from clipless.bounds._trace import check_rules, is_query, target_of
-from clipless.kernels import TRACING_LOCK
-from clipless.nn import Embedding
+from clipless.bounds._trial_run import (
+    call_node,
+    is_tensor_tuple,
+    own_randomness,
+    random_inputs,
+    run_graph,
+    seed_generators,
+    trial_run,
+)
 
 # Two sizes, so that an axis that merely happens to have the size of the batch is found out.
 _BATCH_SIZES = (3, 2)
@@ -66,32 +71,15 @@ def trace(model: nn.Module, input_shapes: Sequence[tuple[int, ...]]) -> TracedMo
             f"{len(input_shapes)}: give one shape for each, such as ((3, 32, 32), (10,))"
         )
     # Dropout draws numbers: a report must not change what the user's program draws next.
-    with torch.no_grad(), trial_run(), _own_randomness(model):
-        inputs = _random_inputs(graph, model, input_shapes, _BATCH_SIZES[0])
-        whole = _run(graph, model, constants, inputs)
-        fewer = _run(graph, model, constants, [x[: _BATCH_SIZES[1]] for x in inputs], whole)
+    with torch.no_grad(), trial_run(), own_randomness(model):
+        inputs = random_inputs(graph, model, input_shapes, _BATCH_SIZES[0])
+        whole = run_graph(graph, model, constants, inputs)
+        fewer = run_graph(graph, model, constants, [x[: _BATCH_SIZES[1]] for x in inputs], whole)
         runs = (whole, fewer)
         shapes, several = _shapes(graph, runs)
         _check_rows_apart(graph, model, runs)
     values = _values(graph, runs[0], shapes)
     return TracedModel(graph, shapes, several, values, constants, tuple(input_shapes))
-
-
-def _own_randomness(model: nn.Module) -> AbstractContextManager[None]:
-    """Leave the generators as they were found."""
-    return torch.random.fork_rng(devices=_cuda_devices(model))
-
-
-def _cuda_devices(model: nn.Module) -> list[torch.device]:
-    return sorted({each.device for each in model.parameters() if each.is_cuda}, key=str)
-
-
-def seed_generators(model: nn.Module) -> None:
-    """Seed what a model draws from: torch would seed the generators of all devices there are."""
-    torch.default_generator.manual_seed(0)
-    for device in _cuda_devices(model):
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(0)
 
 
 def _shapes(
@@ -104,7 +92,7 @@ def _shapes(
         if node.op in ("get_attr", "output"):
             continue
         results = [run[node] for run in runs]
-        if _is_tensor_tuple(results[0]):
+        if is_tensor_tuple(results[0]):
             several.add(node)
         elif not isinstance(results[0], Tensor):
             continue
@@ -128,14 +116,14 @@ def _check_rows_apart(
         if not node.op.startswith("call_") or _same_rows(whole[node], fewer[node]):
             continue
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), whole.__getitem__)
-        again = _call(node, model, args, kwargs)
+        again = call_node(node, model, args, kwargs)
         if _same_rows(whole[node], again):  # it draws no numbers, such as those of dropout
             refuse_mixed_rows(node)
 
 
 def _same_rows(results: Any, others: Any) -> bool:
     """Whether the rows that both have are the same, up to rounding, in all tensors."""
-    if _is_tensor_tuple(results):
+    if is_tensor_tuple(results):
         return all(map(_same_rows, results, others))
     if not isinstance(results, Tensor) or not results.is_floating_point():
         return True
@@ -143,10 +131,6 @@ def _same_rows(results: Any, others: Any) -> bool:
     room = _ROUNDINGS * torch.finfo(a.dtype).eps
     scale = float(b.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax()) if b.numel() else 0.0
     return torch.allclose(a, b, rtol=room, atol=room * scale, equal_nan=True)
-
-
-def _is_tensor_tuple(value: Any) -> bool:
-    return isinstance(value, tuple | list) and any(isinstance(part, Tensor) for part in value)
 
 
 def _values(
@@ -196,84 +180,6 @@ def depends_on_batch(arguments: Any) -> bool:
     return _has_batch(arguments)
 
 
-def _random_inputs(
-    graph: fx.Graph, model: nn.Module, input_shapes: Sequence[tuple[int, ...]], batch: int
-) -> list[Tensor]:
-    """Inputs of ordinary size for every placeholder; tokens, which have to exist, are zeros."""
-    reference = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    generator = torch.Generator().manual_seed(0)
-    inputs = []
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    for node, shape in zip(placeholders, input_shapes, strict=True):
-        if _is_tokens(node, model):
-            tokens = torch.zeros((batch, *shape), dtype=torch.long, device=reference.device)
-            inputs.append(tokens)
-        else:
-            drawn = torch.randn((batch, *shape), generator=generator)
-            inputs.append(drawn.to(reference))
-    return inputs
-
-
-def _is_tokens(node: fx.Node, model: nn.Module) -> bool:
-    return bool(node.users) and all(
-        user.op == "call_module" and type(model.get_submodule(str(user.target))) is Embedding
-        for user in node.users
-    )
-
-
-def _run(
-    graph: fx.Graph,
-    model: nn.Module,
-    constants: Mapping[str, Tensor],
-    inputs: Sequence[Tensor],
-    larger: Mapping[fx.Node, Any] | None = None,
-) -> dict[fx.Node, Any]:
-    """Run the graph and return what every node yields.
-
-    Given the results for a larger batch, each operation is run on the first rows of those.
-    """
-    results: dict[fx.Node, Any] = {}
-    rows = next((x.shape[0] for x in inputs), 0)
-    remaining = iter(inputs)
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            results[node] = next(remaining)
-        elif node.op == "get_attr":
-            results[node] = fetch(str(node.target), model, constants)
-        elif node.op != "output":
-            seen = results if larger is None else _first_rows(node, larger, results, rows)
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), seen.__getitem__)
-            try:
-                results[node] = _call(node, model, args, kwargs)
-            except Exception as error:
-                raise explain_shapes(node, error, results) from error
-    return results
-
-
-def _first_rows(
-    node: fx.Node, larger: Mapping[fx.Node, Any], results: Mapping[fx.Node, Any], rows: int
-) -> dict[fx.Node, Any]:
-    """What a node reads: the first rows of the tensors of a larger batch, and all else as it is."""
-
-    def part(source: fx.Node) -> Any:
-        found = larger[source]
-        if source.op == "get_attr" or not (isinstance(found, Tensor) or _is_tensor_tuple(found)):
-            return results[source]
-        if isinstance(found, Tensor):
-            return found[:rows] if found.ndim else found
-        return type(found)(each[:rows] if each.ndim else each for each in found)
-
-    return {source: part(source) for source in node.all_input_nodes}
-
-
-def _call(node: fx.Node, model: nn.Module, args: Any, kwargs: Any) -> Any:
-    if node.op == "call_module":
-        return model.get_submodule(str(node.target))(*args, **kwargs)
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
 def agrees_with_model(traced: TracedModel, model: nn.Module) -> bool:
     """Whether graph and model give the same values and gradients on a few random entries.
 
@@ -281,15 +187,15 @@ def agrees_with_model(traced: TracedModel, model: nn.Module) -> bool:
     other names of a tensor, global state), or bring a backward pass of its own; then the graph is
     not the model.
     """
-    drawn = _random_inputs(traced.graph, model, traced.input_shapes, _BATCH_SIZES[0])
+    drawn = random_inputs(traced.graph, model, traced.input_shapes, _BATCH_SIZES[0])
     inputs = [t.requires_grad_() if t.is_floating_point() else t for t in drawn]
     (output,) = (node.args[0] for node in traced.graph.nodes if node.op == "output")
     if not isinstance(output, fx.Node):
         return True  # refused later, for not being one tensor
     sources = [t for t in (*inputs, *model.parameters()) if t.requires_grad]
-    with torch.enable_grad(), trial_run(), _own_randomness(model):
+    with torch.enable_grad(), trial_run(), own_randomness(model):
         seed_generators(model)
-        by_graph = _run(traced.graph, model, traced.constants, inputs)[output]
+        by_graph = run_graph(traced.graph, model, traced.constants, inputs)[output]
         seed_generators(model)
         by_model = model.forward(*inputs)
         if not isinstance(by_graph, Tensor) or not isinstance(by_model, Tensor):
@@ -316,34 +222,3 @@ def _close(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
-
-
-class _Rehearsing(threading.local):
-    here = False
-
-
-_rehearsing = _Rehearsing()
-
-
-def is_trial_run() -> bool:
-    """Whether this thread runs a model on random entries just to compare it with its trace."""
-    return _rehearsing.here
-
-
-@contextmanager
-def trial_run() -> Iterator[None]:
-    before = _rehearsing.here
-    with TRACING_LOCK:  # other threads would draw from the same global generators
-        _rehearsing.here = True
-        try:
-            yield
-        finally:
-            _rehearsing.here = before
-
-
-def fetch(path: str, model: nn.Module, constants: Mapping[str, Tensor]) -> Any:
-    """Return the tensor that a `get_attr` node names."""
-    if path in constants:
-        return constants[path]
-    owner, _, name = path.rpartition(".")
-    return getattr(model.get_submodule(owner), name)

@@ -1,4 +1,4 @@
-"""Whether a model is still made of the same objects: a help, and no part of a proof.
+"""Detection of changes to a model's modules, parameters and hooks; no part of a proof.
 
 What changes inside of an object (a list, a global) goes unnoticed here. In private training it
 costs accuracy at most, since gradients are held to their planned bounds where they are made.
@@ -28,7 +28,7 @@ _values = methodcaller("values")
 
 
 class ModelSnapshot:
-    """All that a model consisted of at one time. It keeps what it saw, so that no `id` returns."""
+    """The objects that a model consisted of at one time, kept alive so that no `id` is reused."""
 
     def __init__(self, model: nn.Module) -> None:
         self._rules = len(_RULES)
@@ -53,7 +53,7 @@ class ModelSnapshot:
         """The model's parameters and buffers."""
 
     def changed(self, *, numbers: bool = True) -> bool:
-        """Whether anything is another object than it was.
+        """Return whether any object of the model has been replaced, added or removed.
 
         Without `numbers`, those with a fraction that a layer holds may have moved: a graph does not
         depend on them, and rules read them afresh.

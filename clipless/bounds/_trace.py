@@ -1,4 +1,4 @@
-"""From a model to its graph: tracing, and checks of what tracing cannot see.
+"""Symbolic tracing of models with torch.fx, and checks of what tracing cannot see.
 
 The graph is traced symbolically with the library's layers and torch's modules as leaves; modules
 written by the user are traced through, so residuals, concatenations and shared layers need no

@@ -17,9 +17,10 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from clipless.bounds._refusal import place_of, refuse_parameter, refuse_target
-from clipless.bounds._rule import LARGEST, Bound, Product, Signal, CallSite, find_rule
-from clipless.bounds._shapes import TracedModel, depends_on_batch, fetch
+from clipless.bounds._rule import LARGEST, Bound, CallSite, Product, Signal, find_rule
+from clipless.bounds._shapes import TracedModel, depends_on_batch
 from clipless.bounds._trace import target_of
+from clipless.bounds._trial_run import fetch
 from clipless.errors import UnsupportedOperationError
 
 
@@ -132,6 +133,7 @@ def _check_answer(
     numbers += [*bound.parameters.values(), *bound.parameter_caps.values()]
     stated = bound.roundings
     numbers += [stated.rank, stated.terms] if isinstance(stated, Product) else [stated or 0.0]
+    numbers.append(bound.forward_roundings or 0)
     if not all(number >= 0 for number in numbers):
         site.refuse(f"its rule gave a number that is no bound: {bound}.")
     if bound.rows_apart is not True:

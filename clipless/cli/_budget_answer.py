@@ -1,4 +1,4 @@
-"""What a number of steps costs: computed from numbers, or read from a run folder."""
+"""Answers of `clipless budget`: the cost of steps, computed or read from a run folder."""
 
 from __future__ import annotations
 

@@ -10,7 +10,12 @@ from rich.progress import track
 
 from clipless.cli._output import error_console
 from clipless.cli.commands._certify import Method, require_lipschitz
-from clipless.robustness import RADIUS_FACTORS, AttackOptions, CertificateAttack, attack_certificates
+from clipless.robustness import (
+    RADIUS_FACTORS,
+    AttackOptions,
+    CertificateAttack,
+    attack_certificates,
+)
 
 if TYPE_CHECKING:
     from clipless.runs import Run, RunData
@@ -44,7 +49,10 @@ def attack_run(
             method=method.value,
             input_lipschitz=1.0 if run.tabular else data.input_lipschitz,
             attack=AttackOptions(
-                steps=steps, restarts=restarts, ladder=RADIUS_FACTORS if nearest else (), seed=number
+                steps=steps,
+                restarts=restarts,
+                ladder=RADIUS_FACTORS if nearest else (),
+                seed=number,
             ),
         )
         for number, part in track(

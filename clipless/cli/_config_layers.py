@@ -1,4 +1,4 @@
-"""From flags to a layer of a configuration."""
+"""Configuration layers made of command line flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an epsilon means, in words and in numbers that can be checked."""
+"""The meaning of an epsilon: in words, and as limits of attacks."""
 
 from __future__ import annotations
 

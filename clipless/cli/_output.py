@@ -1,4 +1,4 @@
-"""What commands write: results on the standard output, everything else on the standard error."""
+"""Output of commands: results on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def emit(data: Mapping[str, Any], *shown: RenderableType, json: bool) -> None:
 
 
 def note(text: str) -> None:
-    """Say something on the side, on the standard error."""
+    """Print a note on the standard error."""
     error_console().print(text, soft_wrap=True)
 
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Show that something takes its time, on a terminal only."""
+    """Show a spinner while something runs, on a terminal only."""
     from rich.text import Text
 
     output = error_console()

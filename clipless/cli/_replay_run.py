@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipless.audit import ReplayResult, with_empty_record, record
+from clipless.audit import ReplayResult, record, with_empty_record
 from clipless.folders import RunFolder
 from clipless.runs import RunConfig, RunProcesses, TrainedRun, train_on, train_run
 
@@ -46,7 +46,9 @@ def replay_run(run: Run, data: RunData, *, records: int, steps: int) -> Replays:
     recording = record(train, pair, with_folder=True)
     results = []
     for place in _places(range(size), records):
-        results.append((f"record {place} emptied", recording.replay(with_empty_record(pair, place))))
+        results.append(
+            (f"record {place} emptied", recording.replay(with_empty_record(pair, place)))
+        )
         for name, other in _replaced(pair, place):
             results.append((f"record {place} {name}", recording.replay(other)))
     return results

@@ -1,6 +1,6 @@
-"""What every room shares: checks of arguments, lazy names, damaged files, the place of releases."""
+"""Helpers of all rooms: argument checks, lazy names, errors of damaged files, locks, releases."""
 
-from clipless.common._arguments import not_set_error, require_positive, names_moved_arguments
+from clipless.common._arguments import names_moved_arguments, not_set_error, require_positive
 from clipless.common._lazy import lazy_names
 from clipless.common._lock import take_lock
 from clipless.common._malformed import MALFORMED_ERRORS, error_text

@@ -13,7 +13,7 @@ _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
 
 def not_set_error(what: str) -> RuntimeError:
-    """Return the error for something that an earlier stage must have set, and has not."""
+    """Return the error for a value that an earlier stage should have set."""
     return RuntimeError(f"{what} is not set, which an earlier stage should have done.")
 
 
@@ -27,7 +27,7 @@ def require_positive(name: str, value: float) -> float:
 
 
 def names_moved_arguments(**places: type) -> Callable[[_Callable], _Callable]:
-    """Return a decorator whose function names the place of an argument that is not its own.
+    """Return a decorator for functions whose former arguments have moved into option objects.
 
     `places` has, for an argument that takes an object of options, the class of that object. A
     keyword that the function does not take is looked up in their constructors, and the

@@ -1,4 +1,4 @@
-"""What reading saved data raises when they are not what they should be."""
+"""The exceptions that readers of malformed files raise, and their text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MALFORMED_ERRORS = (
 
 
 def error_text(error: BaseException) -> str:
-    """Return a message that a reader can use: a bare key does not say what is wrong.
+    """Return the text of an exception; a bare key, of a KeyError, is said to be missing.
 
     Example:
         >>> error_text(KeyError("delta"))

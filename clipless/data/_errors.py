@@ -1,4 +1,4 @@
-"""What goes wrong with files of data."""
+"""Errors of data files."""
 
 from clipless.errors import CliplessError
 

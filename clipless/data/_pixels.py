@@ -1,4 +1,4 @@
-"""What preprocessing of images takes: floating-point pixels, clamped to [0, 1]."""
+"""Conversion of images to floating-point pixels in [0, 1]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A test set for tables that come without one."""
+"""Random splits into training and test rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints on the disk: whole or not there at all, and checked when they are read."""
+"""Checkpoint folders: written atomically, and checked when they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any value as data that JSON holds."""
+"""Conversion of values to data that JSON holds."""
 
 from __future__ import annotations
 

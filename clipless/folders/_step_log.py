@@ -1,4 +1,4 @@
-"""A file of JSON lines, one for each step or epoch that it speaks of."""
+"""`StepLog`: a file of JSON lines, one for each step or epoch."""
 
 from __future__ import annotations
 

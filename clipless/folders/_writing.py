@@ -1,4 +1,4 @@
-"""Files that are on the disk, complete, before they carry their name."""
+"""Atomic writing of files: synced to disk before they are renamed into place."""
 
 from __future__ import annotations
 

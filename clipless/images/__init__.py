@@ -2,12 +2,13 @@
 
 from clipless.images._features import ImageFeatures
 from clipless.images._model import build_network, decorrelation
-from clipless.images._recipes import RecipeResult, image_recipes, rule_of, run_recipe
+from clipless.images._recipes import RecipeResult, image_config, image_recipes, rule_of, run_recipe
 from clipless.images._rule import ImageRule
 from clipless.images._run import open_images, resolved_images, train_images_run
 from clipless.images._train import TrainedImages, train_images
 
 __all__ = [
+    "image_config",
     "train_images",
     "TrainedImages",
     "ImageRule",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless import nn as lip
-from clipless.bounds import Bound, Signal, CallSite, register
+from clipless.bounds import Bound, CallSite, Signal, register
 
 
 class ImageFeatures(nn.Module):

@@ -15,11 +15,11 @@ from clipless.runs import (
     ConfigError,
     RunConfig,
     RunData,
+    as_type,
     load_data,
     recipe,
     recipes,
     refuse_unknown,
-    as_type,
 )
 
 SCATTERING = "scattering"
@@ -30,7 +30,7 @@ _CHOICES = ("mirror", "certified")
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeResult:
-    """A figure and everything that it takes to repeat it."""
+    """The result of a recipe, with all that is needed to repeat it."""
 
     dataset: str
     recipe: str

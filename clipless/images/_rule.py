@@ -1,4 +1,4 @@
-"""The hyper-parameter rule for images: public numbers in, all choices out.
+"""`ImageRule`: hyper-parameters for images, chosen from public numbers.
 
 Nothing here sees a value of the data. The constants were found on CIFAR-10, MNIST and
 Fashion-MNIST, whose test sets were looked at: see `docs/images.md`.

@@ -1,27 +1,32 @@
-"""What is fast: sorting, norms, row scaling, bounded weight gradients, CUDA graphs, compilation."""
+"""Fast operations: sorting, norms, row scaling, bounded gradients, CUDA graphs, compilation."""
 
-from clipless.kernels.compilation._cuda_graphs import all_are_close, is_close
 from clipless.kernels._bounded_gradients import (
-    LimitKind,
     GradientLimits,
-    bounded_convolution,
-    precomputed_norm,
-    bounded_embedding,
-    example_norm,
-    bounded_linear,
-    to_bfloat16,
+    LimitKind,
     autocasts_to_bfloat16,
+    bounded_convolution,
+    bounded_embedding,
+    bounded_linear,
+    example_norm,
     per_example_parameter,
+    precomputed_norm,
+    to_bfloat16,
 )
-from clipless.kernels.compilation._tracing import TRACING_LOCK
-from clipless.kernels.compilation._compiled import CompiledFunction, AnyFunction
-from clipless.kernels.compilation._cuda_graphs import LazyCudaGraph, RecordedGraph, data_pointers, clone_all
-from clipless.kernels._dispatch import is_compiling
+from clipless.kernels._dispatch import TRACING_LOCK, is_compiling
 from clipless.kernels._exceedance import ExceedanceCount
+from clipless.kernels._weight_sums import ConvolutionGeometry
+from clipless.kernels.compilation._compiled import AnyFunction, CompiledFunction
+from clipless.kernels.compilation._cuda_graphs import (
+    LazyCudaGraph,
+    RecordedGraph,
+    all_are_close,
+    clone_all,
+    data_pointers,
+    is_close,
+)
 from clipless.kernels.layers._norms import euclidean_norms
 from clipless.kernels.layers._row_scaling import make_finite_and_bounded, scale_into_ball
 from clipless.kernels.layers._sorting import sort_pairs
-from clipless.kernels._weight_sums import ConvolutionGeometry
 from clipless.kernels.layers._window_norms import GlobalNorms, WindowNorms, safe_sqrt
 
 __all__: list[str] = [

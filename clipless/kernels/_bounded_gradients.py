@@ -68,7 +68,11 @@ def to_bfloat16(x: Tensor) -> Tensor:
 
 
 def bounded_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, limits: GradientLimits, clip: LimitKind | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    limits: GradientLimits,
+    clip: LimitKind | None = None,
 ) -> Tensor:
     """`F.linear`, rounded if x is; every example's gradients keep to their limits."""
     norms = precomputed_norm(x) if "weight" in limits else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 import warnings
 from types import ModuleType
 
@@ -16,6 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+TRACING_LOCK = threading.RLock()
+"""The lock of everybody who traces a model or enters compiled code: one thread at a time.
+
+Symbolic tracing patches torch's modules for the whole process, and compiled functions refuse to run
+meanwhile.
+"""
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
@@ -47,7 +54,7 @@ def _load() -> ModuleType | None:
 
 
 def needs_plain_operators(x: Tensor) -> bool:
-    """Whether what is computed from `x` must consist of ordinary torch operators.
+    """Return whether what is computed from `x` must consist of ordinary torch operators.
 
     Example:
         >>> needs_plain_operators(torch.ones(3))
@@ -66,7 +73,7 @@ def needs_plain_operators(x: Tensor) -> bool:
 
 
 def is_compiling() -> bool:
-    """Whether a compiler looks, and no function transform: it understands hand-written backwards.
+    """Return whether torch.compile traces this, without a function transform around it.
 
     Programs that are exported, by others than `torch.compile`, are to consist of torch's operators.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class ExceedanceCount:
-    """How many examples were clipped since it was last taken, kept on their device."""
+    """A counter, on the device, of the examples clipped since it was last read."""
 
     __slots__ = ("_count", "_rows", "_uses")
 
@@ -17,7 +17,7 @@ class ExceedanceCount:
         self.expect()
 
     def expect(self, uses: float = math.inf, rows: int | None = None) -> None:
-        """Begin anew, and count no more than so many uses, each of so many examples."""
+        """Reset the counter, and count no more than so many uses, each of so many examples."""
         self._count, self._uses, self._rows = None, uses, rows
 
     def add(self, exceeded: Tensor) -> None:
@@ -29,7 +29,7 @@ class ExceedanceCount:
         self._count = count if self._count is None else self._count + count
 
     def take(self) -> Tensor | None:
-        """Return the count so far, and begin anew."""
+        """Return the count so far, and reset it."""
         count = self._count
         self.expect()
         return count

@@ -1,4 +1,4 @@
-"""The append-only book of all releases: its file, its readers, and budgets over it. No torch."""
+"""The append-only ledger of all releases: its file, its readers, and budgets. No torch."""
 
 from clipless.ledger._budget import Budget, BudgetMeter, accountant_of, delta_of
 from clipless.ledger._file import LedgerInUseError, read_closed_ledger, read_ledger

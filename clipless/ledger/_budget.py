@@ -1,4 +1,4 @@
-"""An agreed (epsilon, delta), and whether the next step still fits into it."""
+"""Privacy budgets (epsilon, delta), and whether the next step still fits into one."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Budget:
 
 
 class BudgetMeter:
-    """Says before every step whether it fits, and asks the accountant only now and then.
+    """Checks before every step that it fits the budget, with few calls of the accountant.
 
     Guarantee: as long as every release of `ledger` is preceded by a `require` that returned, what
     the ledger counts keeps `budget`. The accountant is asked about 1, 2, 4, ... steps ahead, and

@@ -64,7 +64,7 @@ class LedgerFile:
         return self._attempted
 
     def close(self) -> None:
-        """Let go of the file and, with the last descriptor that shares it, of the lock."""
+        """Close the file and, with the last descriptor that shares it, release the lock."""
         descriptors = self._descriptor, self._lock
         self._descriptor = self._lock = -1
         for descriptor in descriptors:

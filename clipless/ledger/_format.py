@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from clipless.accounting import Mechanism, Relation, RenyiFilter
-from clipless.common import MALFORMED_ERRORS, fresh_bits, error_text
+from clipless.common import MALFORMED_ERRORS, error_text, fresh_bits
 from clipless.errors import LedgerError
 
 FORMAT = "clipless-ledger"
@@ -30,7 +30,7 @@ INSECURE = "not private"
 
 
 class EntryKind(StrEnum):
-    """What a line says.
+    """The kinds of ledger entries.
 
     `OPEN`: a process began to write. `RESERVE`: releases that may happen from now on, and count.
     `REFUND`: some of a reservation did not happen, and never will. `RECORD`: releases that count
@@ -80,7 +80,7 @@ class LedgerEntry:
 
 
 class WrittenLine(NamedTuple):
-    """A line that is on the disk, and where it ends there; the header has no entry."""
+    """A line of the file, and the byte where it ends; the header has no entry."""
 
     entry: LedgerEntry | None
     line: str
@@ -90,7 +90,7 @@ class WrittenLine(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerText:
-    """A ledger that was read and found whole: its header, its entries, its lines and digests."""
+    """A parsed and verified ledger: its header, its entries, its lines and digests."""
 
     dataset_size: int
     relation: Relation
@@ -163,7 +163,7 @@ def header_fields(
 
 
 def utc_timestamp() -> str:
-    """Return the present moment, in universal time, to the second."""
+    """Return the current UTC time, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

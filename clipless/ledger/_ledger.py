@@ -1,4 +1,4 @@
-"""Every private release of a run, written down before its result is used."""
+"""`Ledger`: every private release of a run, written to disk before its result is used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from clipless.accounting import Mechanism, Relation, RenyiFilter, require_supported_relation
@@ -189,13 +188,13 @@ class Ledger:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let no other thread write meanwhile: what was asked of the budget stays true."""
+        """Hold the ledger's lock, so that an answer of the budget stays true."""
         with self._mutex:
             yield
 
     @contextlib.contextmanager
     def held_by(self, run: str) -> Iterator[None]:
-        """Let one of the runs that have begun write, and nobody else meanwhile.
+        """Hold the ledger's lock for one of the runs that have begun.
 
         Several may share a ledger, in several threads. What one of them asks of the budget is then
         still true when it spends, and its steps and digests stand under its own name.
@@ -263,7 +262,7 @@ class Ledger:
 
     @property
     def closed(self) -> bool:
-        """Whether it can only be read any more."""
+        """Whether the ledger is closed and can only be read."""
         return self._closed
 
     @property
@@ -320,7 +319,7 @@ class Ledger:
                 )
 
     def close(self) -> None:
-        """Settle and let go of the file. A closed ledger can be read but not written."""
+        """Settle the ledger and close its file. A closed ledger can be read but not written."""
         with self._mutex:
             if self._closed:
                 return
@@ -334,7 +333,7 @@ class Ledger:
                     self._file.close()
 
     def let_go_in_child(self) -> None:
-        """Close the copy of a forked child, or the lock would outlive the parent there."""
+        """Close the copy of a forked child, which would otherwise keep the lock."""
         self._mutex = threading.RLock()
         if self._file is not None:
             self._file.close()
@@ -342,12 +341,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""Open ledgers and the process that they belong to: settled at its end, let go of in a fork."""
+"""Open ledgers of this process: closed when it ends, released in forked children."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clipless.errors import LedgerError
 
 
 class OpenLedger(Protocol):
-    """What the process does with ledgers that are still open."""
+    """The interface of ledgers that are still open when a process ends or forks."""
 
     def close(self) -> None: ...
 

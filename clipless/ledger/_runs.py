@@ -41,7 +41,7 @@ class RunSteps:
         self.run, self._ahead = run, counted
 
     def repeat(self, mechanism: Mechanism) -> None:
-        """Come one step further, which is counted already."""
+        """Advance by one step, which is counted already."""
         self._ahead[mechanism] = max(self._ahead.get(mechanism, 0) - 1, 0)
 
     def spent(

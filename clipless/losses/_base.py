@@ -1,4 +1,4 @@
-"""What every loss is: one value per example, and a constant that bounds its gradient."""
+"""`Loss`: one value per example, and a constant that bounds its gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every model is described by: a frozen dataclass of plain values, checked when it is made.
+"""`ModelConfig`: the settings of a model, frozen and checked when made.
 
 Values may come from Python, from TOML or from the JSON of a run folder, so types are checked as
 well as ranges, and lists are taken for tuples.

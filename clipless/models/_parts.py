@@ -1,4 +1,4 @@
-"""What several models are made of, and the checks of their sizes."""
+"""Parts that several models share, and checks of their sizes."""
 
 from __future__ import annotations
 

@@ -1,22 +1,21 @@
 """Lipschitz layers: plain `nn.Module`s with ordinary parameters and proved norms."""
 
 from clipless.nn._activation import Absolute, FullSort, GroupSort, Householder, MaxMin
-from clipless.nn._gradient import FollowQuantile
 from clipless.nn._base import (
     AffineModule,
     BoundedModule,
     ConstrainedModule,
     certify,
+    clipping_modules,
     constrained_modules,
     prepare_projection,
     project,
-    clipping_modules,
     set_loss_scale,
 )
 from clipless.nn._conv import SpectralConv1d, SpectralConv2d
 from clipless.nn._embedding import Embedding
 from clipless.nn._export import to_torch
-from clipless.nn._gradient import ClipGradient, clip_cotangent, clip_rows
+from clipless.nn._gradient import ClipGradient, FollowQuantile, clip_cotangent, clip_rows
 from clipless.nn._input import BoundedInput
 from clipless.nn._linear import FrobeniusLinear, SpectralLinear
 from clipless.nn._normalization import BallProjection, LayerCentering
@@ -36,8 +35,8 @@ from clipless.nn._pooling import (
 )
 from clipless.nn._projection import Projection
 from clipless.nn._residual import Residual
-from clipless.nn.scattering._scattering import Scattering2d
 from clipless.nn._standardize import ChannelMix, ChannelStandardize, GroupNormalize
+from clipless.nn.scattering._scattering import Scattering2d
 
 __all__ = [
     "SpectralLinear",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clipless.common import require_positive
 from clipless.errors import ConstraintError
-from clipless.kernels import LimitKind, ExceedanceCount, GradientLimits
+from clipless.kernels import ExceedanceCount, GradientLimits, LimitKind
 from clipless.nn._gradient import FollowQuantile
 from clipless.nn._projection import Projection, certificates_of, refuse_two_constraints
 from clipless.spectral import Certificate, Constraint, EuclideanBall
@@ -151,13 +151,13 @@ def draw_orthogonal(weight: Tensor, *, gain: float) -> None:
 
 
 def set_loss_scale(model: nn.Module, scale: float) -> None:
-    """Tell all layers that clip gradients by what factor every example's loss is weighted."""
+    """Set the factor of every example's loss in all layers that clip gradients."""
     for _, module in clipping_modules(model):
         module.loss_scale = scale
 
 
 def clipping_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the layers that clip gradients, or could, with their paths."""
+    """Yield the layers that can clip gradients, with their paths."""
     for path, module in model.named_modules():
         if type(module).__module__.startswith("clipless.nn.") and hasattr(module, "loss_scale"):
             yield path, module

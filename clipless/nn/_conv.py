@@ -20,13 +20,13 @@ from clipless.common import require_positive
 from clipless.kernels import (
     ConvolutionGeometry,
     GradientLimits,
-    is_compiling,
-    bounded_convolution,
-    precomputed_norm,
-    example_norm,
-    to_bfloat16,
     autocasts_to_bfloat16,
+    bounded_convolution,
+    example_norm,
+    is_compiling,
     per_example_parameter,
+    precomputed_norm,
+    to_bfloat16,
 )
 from clipless.nn._base import AffineModule, draw_orthogonal
 from clipless.spectral import (

@@ -1,4 +1,4 @@
-"""The input guard: whatever arrives, what leaves is finite and of bounded norm."""
+"""`BoundedInput`, the input guard: its outputs are finite and of bounded norm."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clipless.common import require_positive
-from clipless.kernels import GradientLimits, bounded_linear, to_bfloat16, autocasts_to_bfloat16
+from clipless.kernels import GradientLimits, autocasts_to_bfloat16, bounded_linear, to_bfloat16
 from clipless.nn._base import AffineModule, draw_orthogonal
 from clipless.spectral import Constraint, EuclideanBall, Orthogonal, SpectralBall
 

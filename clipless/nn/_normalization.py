@@ -1,4 +1,4 @@
-"""Normalisations that keep examples apart and have a bounded Jacobian."""
+"""Normalisation within each example: centring, and projection onto a ball."""
 
 from __future__ import annotations
 

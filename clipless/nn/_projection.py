@@ -35,12 +35,12 @@ class Projection:
         self._function: Callable[..., Sequence[Tensor]] = self._plain
 
     def compute_by(self, function: Callable[..., Sequence[Tensor]]) -> None:
-        """Let `apply` compute by `function(*weights)`, which must return what a call returns."""
+        """Make `apply` use `function(*weights)`, which must return what a call returns."""
         self._function, self._habit = function, LazyCudaGraph()
 
     @property
     def computes_itself(self) -> bool:
-        """Whether nobody has said `compute_by`."""
+        """Whether no function was set by `compute_by`."""
         return self._function == self._plain
 
     def _plain(self, *weights: Tensor) -> list[Tensor]:

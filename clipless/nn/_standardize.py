@@ -1,4 +1,4 @@
-"""Normalisation of features: what keeps a Lipschitz constant, and which.
+"""Normalisation of features with known Lipschitz constants: groups, channels, mixing.
 
 Dividing by an example's own standard deviation has no Lipschitz constant, unless the deviation is
 kept away from zero; dividing by constants has, but a small deviation makes it large.

@@ -18,10 +18,10 @@ from clipless.accounting import (
 from clipless.ledger import Budget, Ledger
 from clipless.privacy._defaults import SamplingName, example_shape, named_sampling, relation_for
 from clipless.privacy._engine import PrivacyEngine
-from clipless.privacy._quantile_thresholds import set_quantile_thresholds, quantile_thresholds
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._options import PrivacyOptions, merge_arguments
 from clipless.privacy._plan import ParameterPlan, Plan, arithmetic_slack, planned_parameters
+from clipless.privacy._quantile_thresholds import quantile_thresholds, set_quantile_thresholds
 from clipless.privacy._report import (
     RELATIONS,
     PrivacyReport,
@@ -32,6 +32,7 @@ from clipless.privacy._report import (
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.sampling._samplers import (
+    IndexSampler,
     padded_sampling,
     steps_of_one_pass,
     validate_sampling,
@@ -43,6 +44,7 @@ from clipless.privacy.step._session import TrainingSession
 
 __all__ = [
     "PrivacyEngine",
+    "IndexSampler",
     "PrivacyOptions",
     "BatchOptions",
     "Plan",

@@ -1,4 +1,4 @@
-"""What follows from the arguments of the engine, and what they default to."""
+"""Defaults of the engine's arguments, and values derived from them."""
 
 from __future__ import annotations
 

@@ -14,18 +14,18 @@ from torch.utils.data import DataLoader
 
 from clipless.accounting import Accountant, AccountantName, Relation, RenyiFilter, Sampling, epsilon
 from clipless.bounds import Shape, check_rules, sensitivity, unwrap_module
-from clipless.common import not_set_error, publish, names_moved_arguments
+from clipless.common import names_moved_arguments, not_set_error, publish
 from clipless.errors import CliplessError, PrivacyError
 from clipless.ledger import Ledger, accountant_of
 from clipless.losses import Loss
 from clipless.privacy._agreement import ledger_together
 from clipless.privacy._defaults import SamplingName
 from clipless.privacy._engine_start import start_session
-from clipless.privacy._quantile_thresholds import quantile_thresholds, initial_quantile_thresholds
 from clipless.privacy._options import PrivacyOptions, merge_arguments
 from clipless.privacy._plan import Plan
 from clipless.privacy._precision import Precision
 from clipless.privacy._preparation import PrivacyTarget
+from clipless.privacy._quantile_thresholds import initial_quantile_thresholds, quantile_thresholds
 from clipless.privacy._report import PrivacyReport
 from clipless.privacy._resume import begin_run, run_state
 from clipless.privacy.sampling._loader import PrivateLoader
@@ -167,7 +167,9 @@ class PrivacyEngine:
             raise ValueError("give either epochs or steps (options=PrivacyOptions(steps=...))")
         if not chosen.projection:
             raise ValueError("projection=False is for make_private with noise_multiplier=0")
-        goal = PrivacyTarget(noise_multiplier=None, target_epsilon=target_epsilon, target_delta=target_delta)
+        goal = PrivacyTarget(
+            noise_multiplier=None, target_epsilon=target_epsilon, target_delta=target_delta
+        )
         return self._start((module, optimizer, data_loader, criterion), goal, chosen, resume_from)
 
     def _start(
@@ -195,7 +197,10 @@ class PrivacyEngine:
                     derived_seed=self._derived_seed,
                     open_ledger=self._open_ledger,
                 )
-                first_plan, first_thresholds = session.plan, quantile_thresholds(unwrap_module(module))
+                first_plan, first_thresholds = (
+                    session.plan,
+                    quantile_thresholds(unwrap_module(module)),
+                )
                 # What has moved since is noticed, and proved anew, in the first forward pass.
                 begin_run(session, resume_from, replay=options.replay)
         except BaseException:
@@ -272,7 +277,7 @@ class PrivacyEngine:
 
     @property
     def ledger(self) -> Ledger:
-        """What has been spent."""
+        """The ledger of the run in progress."""
         return self.session.ledger
 
     def get_epsilon(self, delta: float | None = None, *, further_steps: int = 0) -> float:

@@ -16,7 +16,7 @@ from clipless.losses import Loss
 from clipless.privacy._agreement import agree_on_plan, begin_together, form_group
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._options import PrivacyOptions
-from clipless.privacy._preparation import PrivacyTarget, OpenLedger, prepare
+from clipless.privacy._preparation import OpenLedger, PrivacyTarget, prepare
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.step._session import TrainingSession
 

@@ -1,4 +1,4 @@
-"""What a private run may be asked for besides its objects and its budget: two frozen records."""
+"""`PrivacyOptions`: the options of a private run besides its objects and its budget."""
 
 from __future__ import annotations
 

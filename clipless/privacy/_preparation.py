@@ -27,16 +27,16 @@ from clipless.errors import PrivacyError
 from clipless.ledger import Ledger, accountant_of, delta_of
 from clipless.losses import Loss
 from clipless.privacy._defaults import (
-    noise_coefficients,
     example_shape,
     named_sampling,
+    noise_coefficients,
     parameter_dtype,
     relation_for,
 )
-from clipless.privacy._quantile_thresholds import planned_queries
 from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._plan import Plan, arithmetic_slack, planned_parameters
+from clipless.privacy._quantile_thresholds import planned_queries
 from clipless.privacy._resume import plan_to_resume, require_same_plan
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader

@@ -34,7 +34,9 @@ def quantile_thresholds(model: nn.Module) -> dict[str, float]:
 
 
 @contextmanager
-def initial_quantile_thresholds(model: nn.Module, state: Mapping[str, Any] | None) -> Iterator[None]:
+def initial_quantile_thresholds(
+    model: nn.Module, state: Mapping[str, Any] | None
+) -> Iterator[None]:
     """Let a run that is resumed be planned as it was: with the thresholds that it began with.
 
     Afterwards they are where they had moved to, and the session proves its bounds anew for them.

@@ -1,4 +1,4 @@
-"""What a private run claims, what the claim rests on, and what it does not cover."""
+"""`PrivacyReport`: the guarantee of a run, its assumptions, and what it does not cover."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clipless.accounting import FixedSizeSampling, PoissonSampling, Relation, Sampling, filter_of_name
+from clipless.accounting import (
+    FixedSizeSampling,
+    PoissonSampling,
+    Relation,
+    Sampling,
+    filter_of_name,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -23,7 +29,7 @@ RELATIONS = {
 
 
 def guarantee_in_words(epsilon: float, delta: float) -> str:
-    """What a pair of numbers guarantees; without noise, or with an insecure seed, nothing."""
+    """Return (epsilon, delta) in words; without noise, or with an insecure seed, none."""
     if math.isinf(epsilon):
         return "not private"
     return f"({epsilon:.4g}, {delta:g})-differentially private"

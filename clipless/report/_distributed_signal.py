@@ -1,4 +1,4 @@
-"""The same estimates where several processes release one gradient, each its own part of it."""
+"""Signal estimates of a run with several processes, each of which owns some parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DistributedSignalCallback(SignalCallback):
-    """Every process adds up what it owns; process 0 writes the sums."""
+    """`SignalCallback` for several processes: each adds up its parameters, process 0 writes."""
 
     everywhere = True
 

@@ -1,4 +1,4 @@
-"""What keeps a report from being written."""
+"""The error of reports."""
 
 from clipless.errors import CliplessError
 

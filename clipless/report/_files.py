@@ -1,4 +1,4 @@
-"""The files of a run folder, read as they are: nothing here writes, nothing is repaired."""
+"""Read-only access to the files of a run folder, with notes on missing and damaged ones."""
 
 from __future__ import annotations
 

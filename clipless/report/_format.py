@@ -1,4 +1,4 @@
-"""Numbers as people read them. Upper bounds are never rounded down."""
+"""Formatting of numbers for people. Upper bounds are never rounded down."""
 
 from __future__ import annotations
 

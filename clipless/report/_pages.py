@@ -1,4 +1,4 @@
-"""Which page every part of a report belongs to, and why.
+"""The sections of the public and of the private page.
 
 The public page holds what is a function of releases and of public things alone: it would be the
 same had any one row of the data been another one. Whatever was computed from data without noise is

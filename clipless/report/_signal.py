@@ -1,4 +1,4 @@
-"""How much signal is left under the noise, layer by layer, from released gradients alone."""
+"""`SignalCallback`: signal-to-noise ratios by layer, from released gradients alone."""
 
 from __future__ import annotations
 

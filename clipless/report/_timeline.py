@@ -86,13 +86,13 @@ def timeline(text: LedgerText) -> Timeline:
 
     Example:
         >>> from clipless.privacy import FullBatch, Ledger, Mechanism, Relation
-        >>> from clipless.ledger._format import parse
+        >>> from clipless.ledger import parse_ledger
         >>> step = Mechanism(noise_multiplier=2.0, sampling=FullBatch(dataset_size=10))
         >>> ledger = Ledger.in_memory(dataset_size=10, relation=Relation.ZERO_OUT)
         >>> ledger.record(step, label="column means")
         >>> for _ in range(5):
         ...     ledger.spend(step)
-        >>> found = timeline(parse(ledger.snapshot().splitlines(), name="ledger"))
+        >>> found = timeline(parse_ledger(ledger.snapshot().splitlines(), name="ledger"))
         >>> found.steps, found.releases, [block.label for block in found.blocks][:2]
         (5, 6, ['column means', 'training step'])
     """

@@ -1,4 +1,4 @@
-"""What a Lipschitz network proves of its decisions: certified radii, and attacks on them."""
+"""Robustness certificates of Lipschitz networks, and attacks on them."""
 
 from clipless.robustness._accuracy import CertifiedAccuracy, certified_accuracy
 from clipless.robustness._attack import (

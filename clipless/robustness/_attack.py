@@ -1,4 +1,4 @@
-"""An attack on our own certificates: none may break, and it is measured how tight they are."""
+"""Attacks on certificates: none may break, and their tightness is measured."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class AttackOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateAttack:
-    """What became of the certificates under attack.
+    """The outcome of an attack on certificates.
 
     `broken` lists the examples whose decision was changed inside their radius: none, if the
     certificates are right. `distances` are those of the nearest change of decision found (infinite

@@ -1,4 +1,4 @@
-"""A model prepared for certificates: what is proved of it, and how it is evaluated."""
+"""`Certifier`: certified radii of a model, evaluated in double precision."""
 
 from __future__ import annotations
 

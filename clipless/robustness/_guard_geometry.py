@@ -1,4 +1,4 @@
-"""The input guard in a certificate: how far an input may move until its guarded image has moved.
+"""Certified radii before the input guard, from radii behind it.
 
 Let z be what the guard receives, n its norm, R the guard's radius, and suppose that decisions are
 certified for every change of the guard's OUTPUT of norm below c. Points of the sphere of radius R

@@ -1,4 +1,4 @@
-"""What certificates need to know of a network: its Lipschitz constants, guard and last layer.
+"""The Lipschitz constants, input guard and last layer of a network, for certificates.
 
 The walk of `clipless.bounds` is used with the certified norms of the weights that are there, in
 place of the radii that their constraints allow. For certificates a network is read as

@@ -1,10 +1,11 @@
-"""How far a network computed in floating point can be from the network in exact arithmetic.
+"""Bounds of floating-point errors of a network, for its certificates.
 
 One more walk, with errors in place of norms: what an operation receives in error it hands on times
 its Lipschitz constant, and it adds an error of its own. A sum of n products rounded in any order is
 off by at most `n u / (1 - n u)` times the sum of their sizes (u the unit roundoff), so a linear map
-W adds at most that times `||W||_F ||x||`. Sorting, reshaping and maxima round nothing. An operation
-that is not known here, such as a user's own with a rule, is taken for a sum over all its inputs.
+W adds at most that times `||W||_F ||x||`. How many roundings meet in an entry is stated by the
+operation's rule (`clipless.bounds.Bound`): none for sorting, reshaping and maxima. An operation
+whose rule states nothing is taken for a product with a matrix, that is, sums over all its inputs.
 Convolutions by way of Fourier or Winograd transforms, TF32 and autocast are another arithmetic.
 """
 
@@ -14,53 +15,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from clipless import nn as lip
-from clipless.bounds import Rule, find_rule, walk
-from clipless.bounds.rules import activation as _activation_rules
-from clipless.bounds.rules import arithmetic as _arithmetic_rules
-from clipless.bounds.rules import layers as _layer_rules
-from clipless.bounds.rules import modules as _module_rules
-from clipless.bounds.rules import reductions as _reduction_rules
-from clipless.bounds.rules import shapes as _shape_rules
-from clipless.nn import (
-    AffineModule,
-    GlobalAvgPoolBase,
-    GlobalL2NormPoolBase,
-    L2NormPoolBase,
-    WindowPoolBase,
-)
+from clipless.bounds import Product, walk
+from clipless.nn import AffineModule, GlobalL2NormPoolBase, L2NormPoolBase
 
 Shapes = Mapping[fx.Node, tuple[tuple[int, ...], ...]]
 
-_EXACT: frozenset[Rule | None] = frozenset(
-    {
-        _activation_rules.relu,
-        _activation_rules.absolute,
-        _arithmetic_rules.negate,
-        _reduction_rules.max_pool,
-        _reduction_rules.extreme,
-        _layer_rules.sort,
-        _layer_rules.absolute,
-        _layer_rules.clip_gradient,
-        _module_rules.identity,
-        _module_rules.flatten,
-        _module_rules.unflatten,
-        _module_rules.dropout,
-        _module_rules.max_pooling,
-        _module_rules.zero_padding,
-        _module_rules.hard_clip,
-    }
-)
-_ONE_OPERATION: frozenset[Rule | None] = frozenset(
-    {
-        _arithmetic_rules.add,
-        _arithmetic_rules.subtract,
-        _arithmetic_rules.multiply,
-        _arithmetic_rules.divide,
-    }
-)
 # L2 pooling takes energies up to this for zero.
 _NEGLIGIBLE_ENERGY = 1e-30
 # Room for the handful of operations around a sum: a root, a scale, a constant.
@@ -85,15 +47,20 @@ def rounding_errors(
         handed_on = sum(map(walk.times, arriving, step.lipschitz))
         roundings = _roundings(step, shapes) * unit
         relative = roundings / (1 - roundings) if roundings < 1 else math.inf
-        own = walk.times(relative, _size_of_terms(step, arriving, handed_on))
+        own = walk.times(relative, _size_of_terms(step, shapes, arriving, handed_on))
         if isinstance(step.site.called, L2NormPoolBase | GlobalL2NormPoolBase):
             own += math.sqrt(_NEGLIGIBLE_ENERGY * step.site.output_size)  # what it takes for zero
         errors[step.node] = handed_on + own
     return errors
 
 
-def _size_of_terms(step: walk.Step, arriving: Sequence[float], handed_on: float) -> float:
-    """Bound the norm of the result if all that is summed up had the same sign."""
+def _size_of_terms(
+    step: walk.Step, shapes: Shapes, arriving: Sequence[float], handed_on: float
+) -> float:
+    """Bound the norm of the result if all that is summed up had the same sign.
+
+    A matrix of rank r and norm l has a Frobenius norm of at most sqrt(r) l.
+    """
     norms = [norm + error for norm, error in zip(step.input_norms, arriving, strict=True)]
     module = step.site.called
     if isinstance(module, lip.BoundedInput):
@@ -104,23 +71,26 @@ def _size_of_terms(step: walk.Step, arriving: Sequence[float], handed_on: float)
         if module.bias is not None:
             size += math.sqrt(step.site.output_size / module.bias.numel()) * module.bias_norm
         return size * (1 + 1e-9)
-    return sum(map(walk.times, step.lipschitz, norms)) + step.bound.output + handed_on
+    stated = step.bound.roundings
+    if isinstance(stated, Product):
+        rank = stated.rank
+    else:
+        rank = min(_entries(step, shapes), step.site.output_size) if stated is None else 1
+    linear = math.sqrt(rank) * sum(map(walk.times, step.lipschitz, norms))
+    return linear + step.bound.output + handed_on
 
 
 def _roundings(step: walk.Step, shapes: Shapes) -> int:
-    """How many roundings meet in one entry of the result: all entries, where nothing is known."""
-    module = step.site.called
-    rule = find_rule(step.site.target)
-    rearranges = getattr(rule, "__module__", "") == _shape_rules.__name__
-    if rule in _EXACT or rearranges or type(module) is nn.ReLU:
-        return 0
-    if rule in _ONE_OPERATION:
-        return 2
-    if isinstance(module, AffineModule):
-        return math.prod(module.weight.shape[1:]) + _FEW
-    if isinstance(module, WindowPoolBase):
-        return module.window + _FEW
-    sizes = [shape for source in step.sources for shape in shapes[source]]
-    if isinstance(module, GlobalAvgPoolBase | GlobalL2NormPoolBase):
-        sizes = [shape[1:] for shape in sizes]
-    return max(map(math.prod, sizes), default=1) + _FEW
+    """Return how many roundings meet in one entry of the result, by the operation's own rule."""
+    bound = step.bound
+    if bound.forward_roundings is not None:
+        return bound.forward_roundings
+    if isinstance(bound.roundings, Product):
+        return bound.roundings.terms + _FEW
+    return 0 if bound.roundings == 0 else _entries(step, shapes) + _FEW
+
+
+def _entries(step: walk.Step, shapes: Shapes) -> int:
+    """Return how many entries the largest input of an operation has."""
+    sizes = (math.prod(shape) for source in step.sources for shape in shapes[source])
+    return max(sizes, default=1)

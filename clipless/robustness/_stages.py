@@ -1,4 +1,4 @@
-"""Preprocessing as the first stages of a network, so that certificates speak of what comes in.
+"""Preprocessing as layers, so that certificates hold for raw inputs.
 
     torch.nn.Sequential(Normalize(mean=..., std=...), colour_transform(matrix=...), model)
 

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from clipless.runs._process_agreement import RunProcesses
     from clipless.runs._result import TrainedRun
     from clipless.runs._tabular import as_arrays
-    from clipless.runs._torchrun import is_first_process, was_restarted, torchrun_rank
+    from clipless.runs._torchrun import is_first_process, torchrun_rank, was_restarted
     from clipless.runs._train import train_on, train_run
     from clipless.runs._trainer import make_trainer
     from clipless.runs.config._errors import ConfigError
     from clipless.runs.config._fields import (
+        as_type,
+        check_setting,
         parse_value,
         read_section,
         refuse_unknown,
-        check_setting,
-        as_type,
     )
     from clipless.runs.config._files import merge_config_layers, read_config_file
     from clipless.runs.config._recipes import recipe, recipes
@@ -81,67 +81,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    _HOMES = {
-        "config._sections": (
-            "Choice",
-            "DataConfig",
-            "PrivacyConfig",
-            "RunConfig",
-            "TrainingConfig",
-            "stored_config",
-        ),
-        "data._load": (
-            "RunData",
-            "load_data",
-            "PIXELS",
-        ),
-        "config._errors": ("ConfigError",),
-        "_open": (
-            "Run",
-            "open_run",
-        ),
-        "config._recipes": (
-            "recipe",
-            "recipes",
-        ),
-        "_result": ("TrainedRun",),
-        "_train": (
-            "train_run",
-            "train_on",
-        ),
-        "_torchrun": (
-            "is_first_process",
-            "was_restarted",
-            "torchrun_rank",
-        ),
-        "_build": (
-            "build_loss",
-            "resolved_loss",
-            "targets_for",
-            "resolved_config",
-        ),
-        "_trainer": ("make_trainer",),
-        "_tabular": ("as_arrays",),
-        "config._fields": (
-            "parse_value",
-            "read_section",
-            "refuse_unknown",
-            "check_setting",
-            "as_type",
-        ),
-        "config._files": (
-            "merge_config_layers",
-            "read_config_file",
-        ),
-        "_process_agreement": ("RunProcesses",),
-        "data._digests": ("check_data",),
-        "_model_kinds": (
-            "default_model",
-            "run_kind",
-        ),
-    }
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
-        | {"RunFolderError": "clipless.folders"},
-    )
+    __getattr__, __dir__ = lazy_names(__name__)

@@ -1,4 +1,4 @@
-"""From a configuration to a model, a loss, an optimizer: what the names in it stand for."""
+"""Model, loss, optimizer and augmentation of a configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clipless.nn import ClipGradient, FollowQuantile
 from clipless.privacy import default_delta, named_sampling, steps_of_one_pass
 from clipless.runs._model_kinds import SCATTERING, TABULAR, default_model
 from clipless.runs.config._errors import ConfigError
-from clipless.runs.config._fields import listed, refuse_unknown, as_type
+from clipless.runs.config._fields import as_type, listed, refuse_unknown
 from clipless.runs.config._sections import Choice, RunConfig, TrainingConfig
 from clipless.runs.data._load import RunData
 from clipless.training import LayerAdam

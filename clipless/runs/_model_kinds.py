@@ -33,7 +33,7 @@ def run_kind(model: str | None) -> Kind:
 
 
 def refuse_unused_settings(config: RunConfig, kind: Kind) -> None:
-    """Refuse settings that a rule leaves no room for: nothing may be ignored silently."""
+    """Refuse settings that a rule would ignore."""
     what = "tables" if kind == "tabular" else "images by scattering"
     sections: tuple[tuple[str, Any, Any, tuple[str, ...]], ...] = (
         ("training", config.training, TrainingConfig(), _OWN_TRAINING),

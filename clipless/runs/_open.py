@@ -1,4 +1,4 @@
-"""A finished run, rebuilt from its folder and checked against what the folder says of it."""
+"""`open_run`: a finished run, rebuilt from its folder and checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from clipless.errors import CliplessError
 from clipless.folders import RunFile, RunFolder, RunFolderError
 from clipless.losses import CrossEntropy, Loss
 from clipless.nn import certify
-from clipless.privacy import Plan, epsilon, planned_parameters, set_quantile_thresholds, quantile_thresholds
+from clipless.privacy import (
+    Plan,
+    epsilon,
+    planned_parameters,
+    quantile_thresholds,
+    set_quantile_thresholds,
+)
 from clipless.runs import _build
 from clipless.runs._model_kinds import Kind, run_kind
 from clipless.runs._tabular import as_arrays, as_trained, criterion_of, encoded
@@ -120,7 +126,9 @@ def _open_network(
         raise RunFolderError(
             f"{folder.file(RunFile.WEIGHTS)} does not fit the model of {RunFile.CONFIG}: {error}"
         ) from error
-    set_quantile_thresholds(model, begun)  # the plan is about where they began; they have moved since
+    set_quantile_thresholds(
+        model, begun
+    )  # the plan is about where they began; they have moved since
     return Run(
         folder=folder.path, config=config, plan=plan, result=result, model=model.eval(),
         criterion=_build.build_loss(config.loss), input_shape=_build.input_shape(config),

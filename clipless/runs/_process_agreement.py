@@ -1,4 +1,4 @@
-"""What the processes of one run agree on: folder, data, configuration; often there is only one."""
+"""The processes of one run, and checks that they have the same data and configuration."""
 
 from __future__ import annotations
 

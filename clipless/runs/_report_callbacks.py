@@ -20,7 +20,9 @@ def report_callbacks(
         from clipless.report import BoundsCallback, DistributedSignalCallback, SignalCallback
 
         found.append(BoundsCallback())
-        found.append(SignalCallback() if processes is None else DistributedSignalCallback(processes))
+        found.append(
+            SignalCallback() if processes is None else DistributedSignalCallback(processes)
+        )
     if config.training.check_bounds:
         from clipless.audit import TightnessCallback
 

@@ -1,4 +1,4 @@
-"""What `train_run` returns, and `result.json` holds."""
+"""`TrainedRun`, which `train_run` returns and `result.json` holds."""
 
 from __future__ import annotations
 

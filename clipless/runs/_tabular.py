@@ -22,7 +22,7 @@ from clipless.privacy import default_delta
 from clipless.runs._model_kinds import TABULAR
 from clipless.runs._result import TrainedRun
 from clipless.runs.config._errors import ConfigError
-from clipless.runs.config._fields import refuse_unknown, as_type
+from clipless.runs.config._fields import as_type, refuse_unknown
 from clipless.runs.config._sections import Choice, RunConfig
 from clipless.runs.data._load import RunData
 
@@ -167,7 +167,7 @@ def _with_numbers(target: Any, predicted: Any) -> tuple[Any, Any]:
 
 
 def as_arrays(part: Any) -> Any:
-    """Tensors, of data sets by name, become arrays; tables stay what they are."""
+    """Return tensors as arrays; tables stay what they are."""
     return part.numpy() if hasattr(part, "numpy") else part
 
 

@@ -1,4 +1,4 @@
-"""What `torchrun` tells the processes that it starts, read without loading torch."""
+"""Rank and restarts of `torchrun` processes, from the environment, without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def torchrun_rank() -> int | None:
 
 
 def is_first_process() -> bool:
-    """Return whether this process speaks for the run."""
+    """Return whether this is process 0, or the only one."""
     return not torchrun_rank()
 
 

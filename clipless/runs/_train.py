@@ -17,7 +17,7 @@ from clipless.errors import CliplessError
 from clipless.folders import RunFile, RunFolder
 from clipless.runs import _build
 from clipless.runs._environment import environment
-from clipless.runs._model_kinds import default_model, run_kind, refuse_unused_settings
+from clipless.runs._model_kinds import default_model, refuse_unused_settings, run_kind
 from clipless.runs._process_agreement import RunProcesses
 from clipless.runs._report_callbacks import report_callbacks
 from clipless.runs._result import TrainedRun

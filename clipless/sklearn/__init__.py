@@ -1,11 +1,19 @@
-"""Private estimators with scikit-learn's interface: no hyper-parameter to choose."""
+"""Private estimators with scikit-learn's interface: no hyper-parameter to choose.
 
-from clipless.sklearn._classifier import CliplessClassifier
-from clipless.sklearn._fits import RepeatedFitWarning
-from clipless.sklearn._labels import read_labels, same_labels
-from clipless.sklearn._persistence import load
-from clipless.sklearn._regressor import CliplessRegressor
-from clipless.sklearn._rule import TabularRule
+Importing this package is quick: scikit-learn and torch are loaded with the first estimator.
+"""
+
+from typing import TYPE_CHECKING
+
+from clipless.common import lazy_names
+
+if TYPE_CHECKING:
+    from clipless.sklearn._classifier import CliplessClassifier
+    from clipless.sklearn._fits import RepeatedFitWarning
+    from clipless.sklearn._labels import read_labels, same_labels
+    from clipless.sklearn._persistence import load
+    from clipless.sklearn._regressor import CliplessRegressor
+    from clipless.sklearn._rule import TabularRule
 
 __all__ = [
     "CliplessClassifier",
@@ -16,3 +24,6 @@ __all__ = [
     "read_labels",
     "same_labels",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__)

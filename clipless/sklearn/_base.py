@@ -1,4 +1,4 @@
-"""What classifier and regressor share: from a table to a trained network, all of it paid for."""
+"""Common base of the estimators: private preprocessing and training on a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From table rows to model inputs, by numbers that are already public.
+"""Encoding of table rows as model inputs, by released statistics alone.
 
 A column x becomes `z = 3 tanh((x - centre) / (3 spread))`: what lies far out is kept in reach
 without a hard edge. A second feature, `|z| - 0.8`, tells the middle from both ends; a column of two

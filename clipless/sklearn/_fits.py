@@ -1,4 +1,4 @@
-"""What the fits of this process cost together, for people who fit more than once."""
+"""Count of the private fits in this process, and the warning that their costs add up."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ def load(path: str | os.PathLike[str]) -> Any:
         raise
     except (OSError, SafetensorError, RuntimeError, *MALFORMED_ERRORS) as error:
         raise DamagedFileError(
-            f"{path} is not a saved estimator, or is damaged: {error_text(error)}. Restore it from a "
-            "backup, or fit and save again."
+            f"{path} is not a saved estimator, or is damaged: {error_text(error)}. Restore it from "
+            "a backup, or fit and save again."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The hyper-parameter rule for tables: public numbers in, all choices out.
+"""`TabularRule`: hyper-parameters for tables, chosen from public numbers.
 
 Nothing here sees a value of the data. The constants were found on public benchmark tables (see
 `benchmarks/tabular.py`); the plateaus around them are wide, so that one setting serves all.

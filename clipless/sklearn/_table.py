@@ -1,4 +1,4 @@
-"""Tables as numbers: which columns there are, and their values as private rows hold them.
+"""Schemas of tables, and their rows as tensors.
 
 The container is public: the number of columns, their names, and their types where it has types.
 Columns of a numeric type or of dates hold numbers, columns of text or of pandas' categories hold

@@ -44,7 +44,9 @@ _PIECE = 320
 _SMALLEST_ENERGY = 1e-280
 
 
-def project_matrices(stacks: Sequence[Tensor], radii: Sequence[float], *, clip: bool) -> list[Tensor]:
+def project_matrices(
+    stacks: Sequence[Tensor], radii: Sequence[float], *, clip: bool
+) -> list[Tensor]:
     """Return matrices of spectral norm at most their radius, rounding included.
 
     Args:

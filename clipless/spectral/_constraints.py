@@ -1,4 +1,4 @@
-"""The constraint sets of weights: each knows a map into itself and a certificate of membership.
+"""Constraint sets of weights, each with a projection and a certificate of membership.
 
 Constraints are frozen values. Two layers with equal constraints and equal shapes are projected as
 one batch (`clipless.nn.project`). Tensors here carry a leading batch axis: (batch, *shape).
@@ -14,10 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from clipless.spectral._batched_projection import project_matrices
 from clipless.spectral._bounds import spectral_norm_bound
 from clipless.spectral._convolution import fourier_bound
 from clipless.spectral._orthogonalize import clip_singular_values, orthogonalize
-from clipless.spectral._batched_projection import project_matrices
 
 # A certificate may exceed the radius by this factor and still count as inside. The bounds are
 # multiplied by nothing for it: `project` aims far enough inside that it is never used up.

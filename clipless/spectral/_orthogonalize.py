@@ -1,4 +1,4 @@
-"""Maps of weights towards a constraint set. They propose; the certificates decide."""
+"""Orthogonalisation and clipping of singular values, approximate; certificates check them."""
 
 from __future__ import annotations
 

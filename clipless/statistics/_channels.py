@@ -32,7 +32,7 @@ _PIECE = 1024
 
 @dataclass(frozen=True)
 class ChannelStatistics:
-    """What the queries found, (channels,) float64 each: noisy, and not private any more."""
+    """Channel statistics as the noisy queries found them, (channels,) float64; safe to publish."""
 
     mean: Tensor
     deviation: Tensor

@@ -1,4 +1,4 @@
-"""Custody of private rows: the one place through which anything is learned about them.
+"""`PrivateRows`: private rows that can only be queried with noise.
 
 Whoever holds a `PrivateRows` cannot read it. It answers with noisy sums and noisy counts, each of
 which is in the ledger before its noise is drawn, and it hands its rows over to private training.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from clipless.common import Query, empty_row, not_set_error, require_positive, release_
+from clipless.common import Query, empty_row, not_set_error, release_, require_positive
 from clipless.errors import PrivacyError
 from clipless.privacy import FullBatch, GaussianNoise, Ledger, Mechanism, Relation
 from clipless.statistics._values import leading_values, value_threshold
@@ -29,7 +29,7 @@ _SLACK = 1 + 1e-9
 
 
 class PrivateRows:
-    """Rows of private numbers, which answer only with noise and only if it is paid for.
+    """Rows of private numbers that answer queries with noise, each counted in the ledger.
 
     Guarantee: every value that leaves through `noisy_sum`, `noisy_gram`, `noisy_counts` or
     `noisy_values` is a Gaussian mechanism on all rows, whose noise multiplier is in `ledger` before

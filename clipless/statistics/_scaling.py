@@ -32,7 +32,7 @@ _GAUSSIAN = 1.25  # sqrt(pi / 2): standard deviation over mean deviation
 
 @dataclass(frozen=True)
 class Scaling:
-    """What the queries found: all of it noisy, none of it private any more.
+    """Centre and spread of columns as the noisy queries found them; safe to publish.
 
     `center`, `spread`, `missing` (the fraction of missing values) and `switches` (whether it seems
     to hold 0 and one other value only) have an entry for each numeric column. `categories` has, for

@@ -1,4 +1,4 @@
-"""Values of a private column that many rows hold, told by name: a query with a threshold.
+"""Frequent values of a private column, by noisy counts above a threshold.
 
 Names are hashed into a fixed number of buckets. Of each bucket, by how many rows its most frequent
 name leads over the next one (ties: the name that sorts first) is released with Gaussian noise. The

@@ -50,47 +50,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    _HOMES = {
-        "_definition": ("Sweep",),
-        "_pareto": (
-            "pareto_front",
-            "plot_front",
-        ),
-        "_presets": (
-            "preset",
-            "presets",
-        ),
-        "_records": (
-            "Outcome",
-            "TrialRecord",
-        ),
-        "selection._repetitions": ("Repetitions",),
-        "_result": ("SweepResult",),
-        "_run": (
-            "read_sweep",
-            "run_sweep",
-        ),
-        "selection._cost": (
-            "SelectionCost",
-            "composition_epsilon",
-            "selection_epsilon",
-        ),
-        "_space": (
-            "Choices",
-            "Range",
-            "Space",
-        ),
-        "_transfer": (
-            "Scale",
-            "total_noise",
-            "transfer",
-        ),
-        "_summary": (
-            "selected",
-            "write_summary",
-        ),
-    }
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names},
-    )
+    __getattr__, __dir__ = lazy_names(__name__)

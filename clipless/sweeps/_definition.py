@@ -1,4 +1,4 @@
-"""What a sweep is: the runs it may make, how it looks for good ones, how it may choose."""
+"""`Sweep`: search space, search method and selection rule of a sweep."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Literal, Self
 
 from clipless.runs import (
     ConfigError,
+    check_setting,
     merge_config_layers,
     read_config_file,
     read_section,
     refuse_unknown,
-    check_setting,
 )
 from clipless.sweeps._presets import preset as read_preset
 from clipless.sweeps._space import Space, flat
@@ -118,7 +118,9 @@ class Sweep:
             "repetitions need fresh randomness in every run: do not search training.seed",
         )
         check_setting(self.scale == 1, "repetitions select a run, not settings: leave scale out")
-        check_setting(not self.public_data, "selecting is free on public data: leave repetitions out")
+        check_setting(
+            not self.public_data, "selecting is free on public data: leave repetitions out"
+        )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

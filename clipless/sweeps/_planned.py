@@ -1,4 +1,4 @@
-"""What a run will release, told from its configuration before it is trained."""
+"""Planned releases of a run, from its configuration."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from clipless.runs import (
     RunConfig,
     RunData,
     default_model,
-    run_kind,
-    merge_config_layers,
     load_data,
+    merge_config_layers,
     resolved_config,
+    run_kind,
 )
 from clipless.sweeps._definition import Sweep
 from clipless.sweeps._space import Choices, nested

@@ -1,4 +1,4 @@
-"""What a trial hands back, and what is known of it afterwards."""
+"""Outcomes and records of trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a sweep: its runs, its front, and what selecting one of them costs."""
+"""`SweepResult`: the runs of a sweep, their Pareto front, and the cost of selection."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STATES: dict[optuna.trial.TrialState, State] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """A sweep as it stands.
+    """The present state of a sweep.
 
     Guarantee: none by itself. `selection` says whether showing the best run is covered, and at
     what epsilon; showing more than that (the table, the front, how many runs there were) costs

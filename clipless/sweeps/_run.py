@@ -1,4 +1,4 @@
-"""The work: a worker takes trials from the queue until all are done.
+"""`run_sweep` and `read_sweep`: working on a sweep, and reading it.
 
 Every trial of a sweep has a slot, which is queued when the sweep begins; a worker takes the next
 one, trains, and takes another. So any number of workers make exactly as many runs as were asked

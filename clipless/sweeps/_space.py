@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from clipless.runs import ConfigError, RunConfig, refuse_unknown, check_setting
+from clipless.runs import ConfigError, RunConfig, check_setting, refuse_unknown
 
 if TYPE_CHECKING:
     import optuna
@@ -41,8 +41,12 @@ class Range:
             all(_is_number(each) and math.isfinite(each) for each in numbers),
             f"a range needs finite numbers low and high, got {self.low!r} and {self.high!r}",
         )
-        check_setting(self.low < self.high, f"low must be below high, got {self.low} and {self.high}")
-        check_setting(not self.log or self.low > 0, f"low must be above 0 on a log scale: {self.low}")
+        check_setting(
+            self.low < self.high, f"low must be below high, got {self.low} and {self.high}"
+        )
+        check_setting(
+            not self.log or self.low > 0, f"low must be above 0 on a log scale: {self.low}"
+        )
         check_setting(
             not self.integer or all(float(each).is_integer() for each in numbers),
             f"low and high of a range of integers must be integers, got {self.low}, {self.high}",
@@ -102,7 +106,9 @@ class Space:
 
     def __post_init__(self) -> None:
         """Refuse names that no run has, and conditions on what is decided later."""
-        check_setting(len(self.parameters) > 0, "the space is empty: name at least one setting to search")
+        check_setting(
+            len(self.parameters) > 0, "the space is empty: name at least one setting to search"
+        )
         before: list[str] = []
         for name, parameter in self.parameters.items():
             section, dot, key = name.partition(".")

@@ -1,4 +1,4 @@
-"""Where a sweep is kept, and who chooses: Optuna's storages, samplers and pruners."""
+"""Optuna's storages, samplers and pruners for sweeps."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def load_study(sweep: Sweep | None, storage: RDBStorage, name: str) -> optuna.St
 
 
 def make_sampler(sweep: Sweep) -> optuna.samplers.BaseSampler:
-    """Return who chooses the settings of the next run."""
+    """Return Optuna's sampler for a sweep."""
     seed = fresh_bits(32) if sweep.seed is None else sweep.seed
     if sweep.sampler == "random":
         return optuna.samplers.RandomSampler(seed=seed)
@@ -164,7 +164,7 @@ def make_sampler(sweep: Sweep) -> optuna.samplers.BaseSampler:
 
 
 def make_pruner(sweep: Sweep) -> optuna.pruners.BasePruner:
-    """Return who stops runs early."""
+    """Return Optuna's pruner for a sweep."""
     if sweep.pruner == "none":
         return optuna.pruners.NopPruner()
     return optuna.pruners.HyperbandPruner()

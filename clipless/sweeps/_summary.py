@@ -1,4 +1,4 @@
-"""The files of a finished sweep: what may be shown, and what is only for its owner."""
+"""Summary files of a finished sweep, public and private."""
 
 from __future__ import annotations
 

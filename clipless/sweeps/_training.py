@@ -13,9 +13,9 @@ from clipless.runs import (
     ConfigError,
     RunConfig,
     default_model,
-    run_kind,
     load_data,
     open_run,
+    run_kind,
     stored_config,
     train_run,
 )

@@ -1,4 +1,4 @@
-"""Training: a trainer for people who want no loop, an optimizer for noisy gradients, averages."""
+"""The trainer, its options and callbacks, Adam per layer, and weight averages."""
 
 from clipless.training._averaging import WeightAverage
 from clipless.training._callbacks import Callback, MetricsWriter, TensorBoardWriter, step_log

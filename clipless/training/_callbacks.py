@@ -1,4 +1,4 @@
-"""What happens along the way: callbacks, and the two that write metrics."""
+"""Callbacks of the trainer, and those that write metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOTE = (
 
 
 class Callback:
-    """What a trainer calls along the way; override what you need.
+    """Base class of callbacks: a trainer calls its methods; override what you need.
 
     The trainer is handed over as it is: `trainer.step`, `trainer.epoch`, `trainer.metrics` (loss
     and accuracy of the epoch so far, read from the device when asked for), `trainer.history`,

@@ -1,4 +1,4 @@
-"""What `fit`, `evaluate` and `predict` accept as data."""
+"""Conversion of the data that `fit`, `evaluate` and `predict` accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C between steps, never in the middle of one."""
+"""Deferred interrupts: Ctrl-C takes effect between steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Interrupt:
-    """Whether somebody has asked to stop."""
+    """Whether an interrupt was requested."""
 
     requested = False
 

@@ -1,4 +1,4 @@
-"""How a trainer trains, keeps and shows a run: one frozen record."""
+"""`TrainingOptions`: how a trainer trains, saves and shows a run."""
 
 from __future__ import annotations
 

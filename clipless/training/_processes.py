@@ -1,4 +1,4 @@
-"""What the trainer does when there are several processes: one keeps the run, the others follow."""
+"""Training with several processes: process 0 keeps the run folder, the others follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `Trainer.fit` returns."""
+"""`FitResult`, which `Trainer.fit` returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ StopReason = Literal["finished", "budget", "interrupted", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
-    """How training ended, and at what price.
+    """The outcome of a training: guarantee, steps, metrics, history.
 
     `epsilon` and `delta` are the guarantee of everything in the ledger. `metrics` and
     `averaged_metrics` are those of the validation data, empty if there were none, with the last

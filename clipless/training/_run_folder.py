@@ -49,8 +49,8 @@ class TrainerFolder:
         except (*MALFORMED_ERRORS, SafetensorError) as error:
             raise PrivacyError(
                 f"the newest checkpoint in {self.checkpoints.folder} is whole, but not what this "
-                f"clipless writes: {error_text(error)}. Resume with the clipless that wrote it; what "
-                "the run has spent stays spent."
+                f"clipless writes: {error_text(error)}. Resume with the clipless that wrote it; "
+                "what the run has spent stays spent."
             ) from error
         _require_same(then, description, self.path)
         return saved

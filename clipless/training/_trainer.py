@@ -1,4 +1,4 @@
-"""A trainer for people who want no loop."""
+"""`Trainer`: private training without a loop of one's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data import DataLoader
 
 from clipless.bounds import clip_products
-from clipless.common import not_set_error, names_moved_arguments
+from clipless.common import names_moved_arguments, not_set_error
 from clipless.distributed import gathered_parameters, rank_and_size, reshard
 from clipless.losses import Loss
 from clipless.privacy import (

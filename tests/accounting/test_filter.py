@@ -22,7 +22,7 @@ from clipless.privacy import (
     epsilon,
     noise_multiplier_for,
 )
-from clipless.report._build import build
+from clipless.report import build
 from clipless.runs import RunConfig, open_run, train_run
 from tests.privacy.misuse_helpers import refused
 from tests.privacy.runs import Run

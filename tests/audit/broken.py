@@ -8,6 +8,7 @@ other example shares its direction. Nothing is easier to audit.
 import contextlib
 import copy
 import itertools
+from typing import Any
 
 import torch
 from torch import nn
@@ -50,7 +51,7 @@ class FakedSampling(Trainer):
         loader = super()._make_private(*arguments)
         sampler = loader._sampler
         draw = sampler.draw
-        sampler.draw = lambda step: draw(step=0)
+        vars(sampler)["draw"] = lambda step: draw(step=0)
         return loader
 
 
@@ -94,7 +95,8 @@ def table_trainer(
 
     def make(size):
         model.load_state_dict(weights)
-        sampling, batch_size = "full_batch", size
+        sampling: Any = "full_batch"
+        batch_size = size
         if rate is not None:
             sampling = PoissonSampling(dataset_size=size, rate=rate)
             batch_size = max(1, round(rate * size))

@@ -38,7 +38,10 @@ def neighbours(data, *, new_label=None):
     one_nan = x[3].clone()
     one_nan.view(-1)[0] = math.nan
     return {
-        **{f"record {index} emptied": with_empty_record(data, index) for index in (0, 1, LONE, 20, last)},
+        **{
+            f"record {index} emptied": with_empty_record(data, index)
+            for index in (0, 1, LONE, 20, last)
+        },
         "huge": with_record(data, 0, 1e30),
         "huge and negative": with_record(data, last, -1e30),
         "above float32": with_record(data, 3, 3e38),

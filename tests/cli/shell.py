@@ -51,7 +51,7 @@ def here(*arguments):
         try:
             main([str(argument) for argument in arguments])
         except SystemExit as stop:
-            code = stop.code
+            code = int(stop.code or 0)
     return Outcome(code, out.getvalue(), err.getvalue())
 
 

@@ -5,8 +5,7 @@ import signal
 
 import pytest
 
-from clipless.common import _lock
-from clipless.common._lock import take_lock
+from clipless.common import _lock, take_lock
 
 
 @pytest.fixture(params=["posix", "windows"])

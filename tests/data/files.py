@@ -8,8 +8,8 @@ import tarfile
 
 import numpy as np
 
+from clipless.data import DatasetInfo, FileInfo
 from clipless.data.sources._contents import checksum
-from clipless.data.sources._info import DatasetInfo, FileInfo
 from clipless.data.sources._layout import Layout, Source
 from clipless.data.sources._readers import (
     read_cifar_archive,
@@ -121,7 +121,8 @@ def cifar_source():
     batches = [images(2, (3072,)) for _ in range(5)] + [images(3, (3072,))]
     names = [f"data_batch_{k}" for k in range(1, 6)] + ["test_batch"]
     kinds = {"binary": (binary_batch, ".bin", "bin"), "python": (python2_batch, "", "py")}
-    layouts, stored = [], {}
+    layouts: list[Layout] = []
+    stored: dict[str, bytes] = {}
     for kind, (write, ending, folder) in kinds.items():
         members = {f"{n}{ending}": write(*b) for n, b in zip(names, batches, strict=True)}
         files = tuple(published(name, raw)[0] for name, raw in members.items())

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from clipless.data._cells import parse_cell, parse_cells, read_cell, read_cells
+from clipless.data import parse_cell, read_cell, read_cells
+from clipless.data._cells import parse_cells
 
 EQUAL_IN_PYTHON = [True, 1, 1.0, Decimal("1.0"), Decimal("1.00"), np.True_, np.int8(1)]
 MISSING = [None, float("nan"), pd.NA, pd.NaT, Decimal("nan"), np.datetime64("NaT"), np.nan]

@@ -33,7 +33,7 @@ def private_run(make, wrapper="bare", *, seed=0, model=None, momentum=0.9, **opt
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=momentum)
     options.setdefault("data", examples(100, SHAPES.get(make, (6,))))
     run = Run(model=module, optimizer=optimizer, **options)
-    run.inner = model
+    vars(run)["inner"] = model
     return run
 
 

@@ -4,7 +4,7 @@ import weakref
 
 import torch.distributed as dist
 
-from clipless.distributed._processes import Processes
+from clipless.distributed import Processes
 from clipless.errors import PrivacyError
 from tests.distributed.group import together
 from tests.distributed.runs import private_run

@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
-from clipless.images._model import decorrelation
+from clipless.images import decorrelation
 from clipless.privacy import Ledger, Relation
-from clipless.statistics import PrivateRows
-from clipless.statistics._channels import channel_query_noise, fit_channels, fit_covariance
+from clipless.statistics import PrivateRows, channel_query_noise, fit_channels, fit_covariance
 
 CHANNELS, SHAPE = 3, (3, 4, 4)
 NOTHING = torch.full(SHAPE, math.nan)  # a record that is not there

@@ -5,9 +5,15 @@ import dataclasses
 import pytest
 
 from clipless.folders import RunFolder
-from clipless.images import image_recipes, run_recipe
-from clipless.images._recipes import image_config, rule_of
-from clipless.images._run import open_images, resolved_images, train_images_run
+from clipless.images import (
+    image_config,
+    image_recipes,
+    open_images,
+    resolved_images,
+    rule_of,
+    run_recipe,
+    train_images_run,
+)
 from clipless.runs import ConfigError, RunConfig, RunData, recipe
 from tests.images.small import striped
 

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from clipless import nn as lip
+from clipless.kernels import WindowNorms, euclidean_norms
 from clipless.kernels import _dispatch as _kernels
 from clipless.kernels.layers import _row_scaling as _geometry
 from clipless.kernels.layers import _sorting as _pairs
-from clipless.kernels.layers._norms import euclidean_norms
-from clipless.kernels.layers._window_norms import WindowNorms
 from tests.nn.saved import gradient, saved_bytes
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

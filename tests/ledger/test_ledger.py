@@ -17,8 +17,7 @@ import time
 import pytest
 
 from clipless.accounting import FullBatch, Mechanism, PoissonSampling, Relation
-from clipless.common import _lock
-from clipless.common._lock import take_lock
+from clipless.common import _lock, take_lock
 from clipless.errors import LedgerError
 from clipless.ledger import EntryKind, Ledger, LedgerInUseError, read_closed_ledger, read_ledger
 from clipless.ledger._file import LedgerFile

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clipless.privacy.step._session import TrainingSession
+from clipless.privacy import TrainingSession
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 import dataclasses
 import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -70,7 +72,9 @@ def privacy_options(**fields):
     """`PrivacyOptions` from flat fields; those of `BatchOptions` go there."""
     names = {field.name for field in dataclasses.fields(BatchOptions)} & fields.keys()
     batches = {name: fields.pop(name) for name in names}
-    return PrivacyOptions(**fields, **({"batches": BatchOptions(**batches)} if batches else {}))
+    if batches:
+        fields["batches"] = BatchOptions(**batches)
+    return PrivacyOptions(**fields)
 
 
 def engine_arguments(make, given):
@@ -106,7 +110,7 @@ class Run:
             [p for p in self.model.parameters() if p.requires_grad], lr=lr
         )
         if "target_epsilon" in options:
-            make = self.engine.make_private_with_epsilon
+            make: Callable[..., Any] = self.engine.make_private_with_epsilon
         else:
             make = self.engine.make_private
             options.setdefault("noise_multiplier", 1.0)
@@ -117,7 +121,7 @@ class Run:
             criterion=self.criterion,
             **engine_arguments(make, options),
         )
-        self._batches = iter(())
+        self._batches: Iterator[Any] = iter(())
 
     def batch(self):
         """The next batch, over as many epochs as it takes."""
@@ -136,13 +140,16 @@ class Run:
         self.optimizer.zero_grad()
         while True:
             self.backward(*self.batch())
-            if self.loader.current.is_last:
+            sample = self.loader.current
+            assert sample is not None
+            if sample.is_last:
                 break
         self.optimizer.step()
 
     def gradients(self):
         """The gradients of the step under way, which nobody else gets to see without noise."""
         progress = self.engine.session._book.progress
+        assert progress is not None
         names = [p.name for p in self.engine.plan.parameters]
         return {names[index]: g.clone() for index, g in progress.gradients.items()}
 

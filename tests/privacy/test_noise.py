@@ -8,13 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from clipless.privacy._noise import (
-    STRATEGIES,
-    GaussianNoise,
-    joint_multiplier,
-    noise_scales,
-    seed_from_system,
-)
+from clipless.privacy import GaussianNoise
+from clipless.privacy._noise import STRATEGIES, joint_multiplier, noise_scales, seed_from_system
 
 positive = st.floats(1e-3, 1e3)
 

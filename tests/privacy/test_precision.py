@@ -15,9 +15,9 @@ import clipless
 from clipless import losses
 from clipless import nn as lip
 from clipless.errors import ConstraintError, PrivacyError
-from clipless.kernels._bounded_gradients import bounded_linear, to_bfloat16
-from clipless.privacy._plan import Plan
-from clipless.privacy._precision import UNITS, WEIGHT_ROOM, arithmetic_slack
+from clipless.kernels import bounded_linear, to_bfloat16
+from clipless.privacy import Plan, arithmetic_slack
+from clipless.privacy._precision import UNITS, WEIGHT_ROOM
 from clipless.privacy.step._checks import check_precision
 from clipless.privacy.step._rounded_weights import RoundedWeights, _norm_bound
 from tests.models import small

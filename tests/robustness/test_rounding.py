@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from clipless import nn as lip
+from clipless.bounds import Bound, Product, register, unregister
 from clipless.robustness._network import read_network
 from clipless.robustness._rounding import rounding_errors
 from tests.robustness.networks import NETWORKS, inputs
@@ -67,3 +68,54 @@ def test_long_sums():
     exact = x.double() @ model[0].weight.detach().double().T
     found = (model(x).double() - exact).norm(dim=1).max().item()
     assert 0 < found <= bound
+
+
+class _Dense(nn.Module):
+    """A product with a constant matrix, by a user's own rule."""
+
+    def __init__(self, matrix):
+        super().__init__()
+        self.register_buffer("matrix", matrix)
+
+    def forward(self, x):
+        return x @ self.matrix.T
+
+
+@pytest.mark.parametrize("stated", ["product", "nothing"])
+def test_products_of_fixed_matrices(stated):
+    """Signs cancel in the result and not in the errors: the norm alone says too little of them."""
+    size = 1024
+    matrix = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64))[0].float()
+    lipschitz = 1.001
+    roundings = Product(rank=size, terms=size) if stated == "product" else None
+
+    @register(_Dense)
+    def dense(site, x):
+        return Bound(lipschitz, lipschitz * x.norm, roundings=roundings, rows_apart=True)
+
+    try:
+        model = nn.Sequential(_Dense(matrix))
+        network = read_network(model, (size,))
+        passed = network.forward(1.0)
+        bound = rounding_errors(passed, network.traced.shapes, torch.float32)[passed.output]
+    finally:
+        unregister(_Dense)
+    assert bound >= size * torch.finfo(torch.float32).eps / 2 * matrix.norm().item()
+
+
+def test_a_rule_of_an_exact_operation_adds_nothing():
+    class Reverse(nn.Module):
+        def forward(self, x):
+            return x.flip(1)
+
+    @register(Reverse)
+    def reverse(site, x):
+        return Bound(lipschitz=1.0, output=x.norm, roundings=0, rows_apart=True)
+
+    try:
+        network = read_network(nn.Sequential(Reverse()), (6,))
+        passed = network.forward(5.0)
+        errors = rounding_errors(passed, network.traced.shapes, torch.float32)
+    finally:
+        unregister(Reverse)
+    assert errors[passed.output] == 0

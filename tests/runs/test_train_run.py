@@ -14,13 +14,14 @@ from clipless.runs import (
     ConfigError,
     RunConfig,
     RunFolderError,
+    check_data,
     load_data,
+    make_trainer,
     open_run,
     train_run,
 )
 from clipless.runs._train import resolved_config
-from clipless.runs._trainer import make_trainer
-from clipless.runs.data._digests import check_data, data_digests
+from clipless.runs.data._digests import data_digests
 from clipless.training import Callback
 
 SMALL = {

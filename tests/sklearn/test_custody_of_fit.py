@@ -9,8 +9,7 @@ import torch
 from clipless.accounting import RenyiFilter
 from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.privacy import Ledger, Relation, epsilon
-from clipless.sklearn import CliplessClassifier, CliplessRegressor, TabularRule
-from clipless.sklearn._fits import RepeatedFitWarning
+from clipless.sklearn import CliplessClassifier, CliplessRegressor, RepeatedFitWarning, TabularRule
 from clipless.statistics import PrivateRows
 from clipless.training import Trainer
 

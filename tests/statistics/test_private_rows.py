@@ -8,8 +8,7 @@ import torch
 
 from clipless.errors import PrivacyError
 from clipless.privacy import FullBatch, Ledger, Relation
-from clipless.statistics import PrivateRows
-from clipless.statistics._scaling import fit_scaling
+from clipless.statistics import PrivateRows, fit_scaling
 
 
 def rows_of(*columns, seed=0):

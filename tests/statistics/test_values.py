@@ -10,8 +10,8 @@ import torch
 from clipless.accounting import prepare_history, require_supported_sampling
 from clipless.errors import PrivacyError
 from clipless.privacy import FullBatch, Ledger, Mechanism, Relation, delta, epsilon
-from clipless.statistics import PrivateRows
-from clipless.statistics._values import _BUCKETS, leading_values, value_threshold
+from clipless.statistics import PrivateRows, value_threshold
+from clipless.statistics._values import _BUCKETS, leading_values
 
 
 def ask(places, values, *, noise=5.0, failure=1e-3, present=None):

@@ -8,7 +8,9 @@ from clipless.ledger._format import encode
 def without(path, lines):
     """Write the ledger anew as if some of its lines had never been there."""
     fields = [json.loads(line) for line in path.read_text().splitlines()]
-    number, digest, text = {}, "", []
+    number: dict[int, int] = {}
+    digest = ""
+    text: list[str] = []
     for old, each in enumerate(fields, start=1):
         if old in lines:
             continue

@@ -9,12 +9,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from clipless.folders._checkpoints import (
-    CheckpointStore,
-    UnreadableCheckpointError,
-    read_checkpoint,
-)
-from clipless.training._state import from_files, generator_states, restore_generators, to_files
+from clipless.folders import CheckpointStore, UnreadableCheckpointError, read_checkpoint
+from clipless.training import generator_states, restore_generators
+from clipless.training._state import from_files, to_files
 from tests.privacy.runs import mlp
 from tests.training.small import DATA, STEPS, trainer
 

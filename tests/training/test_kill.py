@@ -13,7 +13,7 @@ import warnings
 
 import pytest
 
-from clipless.folders._checkpoints import CheckpointStore, read_checkpoint
+from clipless.folders import CheckpointStore, read_checkpoint
 from clipless.ledger import read_ledger
 from clipless.privacy import epsilon
 from clipless.training import Callback

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 from clipless import losses
 from clipless import nn as lip
 from clipless.errors import LedgerError, PrivacyError
-from clipless.folders._checkpoints import CheckpointStore
+from clipless.folders import CheckpointStore
 from clipless.privacy import epsilon
 from clipless.training import Callback, LayerAdam
 from tests.privacy.runs import examples

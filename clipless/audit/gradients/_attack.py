@@ -1,4 +1,4 @@
-"""An attack on our own bounds: search for an example and weights whose gradient exceeds them.
+"""Attack on the bounds: a search for examples and weights whose gradient exceeds them.
 
 Gradient ascent runs over inputs, over targets where they are numbers, and over all weights inside
 their constraint sets, from many starts at once, in double precision. It can only ever find lower

@@ -1,4 +1,4 @@
-"""How much of their bounds the gradients of real examples use."""
+"""Tightness: gradient norms of real examples over their bounds."""
 
 from __future__ import annotations
 

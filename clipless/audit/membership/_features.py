@@ -1,4 +1,4 @@
-"""What a membership attack reads off a model's output for an example."""
+"""Features of examples for membership attacks, from a model's outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Membership inference: can it be told from a model which examples it was trained on?"""
+"""Membership inference attacks on a trained model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What membership inference found, printable."""
+"""Results of membership inference."""
 
 from __future__ import annotations
 

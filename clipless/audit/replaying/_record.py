@@ -1,4 +1,4 @@
-"""Watching a run: everything that it releases or publishes, recorded and handed out again."""
+"""Recorder and replayer of all that a run releases or publishes."""
 
 from __future__ import annotations
 

@@ -50,14 +50,15 @@ def replay(
             the other is a difference.
         data: what `run` takes.
         neighbour: a data set in which one record is replaced by another, where queries may move by
-            twice their sensitivity; or `empty(data, index)`, where they may move by it once.
+            twice their sensitivity; or `with_empty_record(data, index)`, where they may move by it
+            once.
         with_folder: call `run(data, folder)` with an empty folder, in which all files are
             compared but those that the layout of run folders calls private. It is the same path
             in both runs, and is gone afterwards.
 
     Example:
         >>> from clipless.privacy import Ledger, Relation
-        >>> from clipless.audit import empty
+        >>> from clipless.audit import with_empty_record
         >>> from clipless.statistics import PrivateRows
         >>> def mean(x):
         ...     ledger = Ledger.in_memory(dataset_size=len(x), relation=Relation.ZERO_OUT)
@@ -65,7 +66,7 @@ def replay(
         ...     total = rows.noisy_sum(lambda x: x, bound=1.0, noise_multiplier=2.0, label="sum")
         ...     return total / len(x)
         >>> x = torch.ones(50, 1)
-        >>> result = replay(mean, x, empty(x, 0))
+        >>> result = replay(mean, x, with_empty_record(x, 0))
         >>> result.passed, [(query.name, query.distance) for query in result.queries]
         (True, [('sum', 1.0)])
         >>> moved = torch.cat([torch.zeros(1, 1), x[1:]])

@@ -1,4 +1,4 @@
-"""What a replay found."""
+"""Results of replays."""
 
 from __future__ import annotations
 

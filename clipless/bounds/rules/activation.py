@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clipless.bounds._rule import LARGEST, Bound, Signal, CallSite, register, scaling
+from clipless.bounds._rule import LARGEST, Bound, CallSite, Signal, register, scaling
 
 _SOFTPLUS_THRESHOLDS = (20.0, 80.0)
 
@@ -53,7 +53,9 @@ def absolute(site: CallSite, x: Signal) -> Bound:
 
 
 @register(F.leaky_relu)
-def leaky_relu(site: CallSite, x: Signal, negative_slope: float = 0.01, inplace: bool = False) -> Bound:
+def leaky_relu(
+    site: CallSite, x: Signal, negative_slope: float = 0.01, inplace: bool = False
+) -> Bound:
     """Slope a below zero: l = max(1, |a|), output l X."""
     refuse_inplace(site, inplace)
     return scaling(site, x, max(1.0, finite(site, abs(negative_slope))), roundings=1)
@@ -126,4 +128,4 @@ def dropout(
     refuse_inplace(site, inplace)
     if not 0 <= p < 1:
         site.refuse(f"dropout needs 0 <= p < 1, got {p}.")
-    return scaling(site, x, 1 / (1 - p), roundings=1)
+    return scaling(site, x, 1 / (1 - p), roundings=1, forward_roundings=2)

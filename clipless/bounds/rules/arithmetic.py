@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipless.bounds._rule import Bound, Signal, CallSite, register, scaling
+from clipless.bounds._rule import Bound, CallSite, Signal, register, scaling
 
 
 @register(operator.add, torch.add, Tensor.add)
@@ -28,6 +28,7 @@ def add(site: CallSite, a: Any, b: Any, *, alpha: float = 1) -> Bound:
     return Bound(
         lipschitz=tuple(signals),
         output=sum(w * n for w, n in zip(weights, norms, strict=True)),
+        forward_roundings=2,
         roundings=1,  # so has the sum of cotangents where the branches part
         rows_apart=True,
     )
@@ -54,7 +55,8 @@ def multiply(site: CallSite, a: Any, b: Any) -> Bound:
             "constant. Only multiplication by a constant is covered."
         )
     signal, constant = (a, b) if isinstance(a, Signal) else (b, a)
-    return scaling(site, signal, _largest(site, constant, signal), roundings=1)
+    factor = _largest(site, constant, signal)
+    return scaling(site, signal, factor, roundings=1, forward_roundings=2)
 
 
 @register(operator.truediv, torch.div, torch.divide, torch.true_divide, Tensor.div, Tensor.divide)
@@ -69,7 +71,7 @@ def divide(site: CallSite, a: Any, b: Any) -> Bound:
         smallest = abs(_number(site, b))
     if not smallest > 0:
         site.refuse("it divides by zero.")
-    return scaling(site, a, 1 / smallest, roundings=1)
+    return scaling(site, a, 1 / smallest, roundings=1, forward_roundings=2)
 
 
 def _addend_norm(site: CallSite, term: Any) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from clipless import nn as lip
-from clipless.bounds._rule import Bound, Product, Signal, CallSite, register
+from clipless.bounds._rule import Bound, CallSite, Product, Signal, register
 from clipless.bounds.rules.activation import saturated
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from clipless import nn as lip
-from clipless.bounds._rule import Bound, Product, Signal, CallSite, register, scaling
+from clipless.bounds._rule import Bound, CallSite, Product, Signal, register, scaling
 from clipless.bounds.rules.activation import saturated
 
 _SEVERAL = 8
@@ -166,8 +166,11 @@ def scaled_pooling(site: CallSite, x: Signal) -> Bound:
     """Pooling divided by its own Lipschitz constant: l = 1, output X."""
     # A sum and its product with a constant; backward, the cotangents of all windows of a pixel.
     # Of norms: the one that was rounded is divided by, and the product with x is rounded.
-    averages = isinstance(site.module, lip.ScaledAvgPool1d | lip.ScaledAvgPool2d)
-    return scaling(site, x, 1.0, roundings=2 + (site.module.multiplicity if averages else 0))
+    layer = site.module
+    averages = isinstance(layer, lip.ScaledAvgPool1d | lip.ScaledAvgPool2d)
+    cells = layer.window if isinstance(layer, lip.WindowPoolBase) else math.prod(x.shape[1:])
+    roundings = 2 + (layer.multiplicity if averages else 0)
+    return scaling(site, x, 1.0, roundings=roundings, forward_roundings=cells + _SEVERAL)
 
 
 @register(lip.LayerCentering)
@@ -196,6 +199,7 @@ def bounded_input(site: CallSite, x: Signal) -> Bound:
         output=guard.norm if sphere else min(x.norm, guard.norm),
         # What comes out of the first guard keeps its norm when it is rounded.
         roundings=_SEVERAL if x.is_bounded else 0,
+        forward_roundings=x.size + _SEVERAL,
         rows_apart=True,
     )
 
@@ -208,5 +212,6 @@ def clip_gradient(site: CallSite, x: Signal) -> Bound:
         output=x.norm,
         cotangent_cap=site.module.norm,
         roundings=_SEVERAL,
+        forward_roundings=0,
         rows_apart=True,
     )

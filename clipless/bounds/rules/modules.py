@@ -6,7 +6,7 @@ import math
 
 from torch import nn
 
-from clipless.bounds._rule import Bound, Signal, CallSite, register
+from clipless.bounds._rule import Bound, CallSite, Signal, register
 from clipless.bounds.rules import activation as activations
 from clipless.bounds.rules import reductions as reductions
 from clipless.bounds.rules import shapes as shapes

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipless.bounds._rule import Bound, Signal, CallSite, register, scaling
+from clipless.bounds._rule import Bound, CallSite, Signal, register, scaling
 from clipless.spectral import patch_multiplicity
 
 
@@ -36,7 +36,7 @@ def extreme(site: CallSite, x: Signal, dim: Any = (), keepdim: bool = False) -> 
     At ties torch shares a cotangent evenly, a Jacobian of norm below one.
     """
     _reduced(site, x, dim)
-    return scaling(site, x, 1.0, roundings=1)
+    return scaling(site, x, 1.0, roundings=1, forward_roundings=0)
 
 
 def _reduced(site: CallSite, x: Signal, dim: Any) -> int:
@@ -80,7 +80,7 @@ def max_pool(
             )
     windows = patch_multiplicity(window, strides, spacings)
     # Backward, a pixel adds up the cotangents of all its windows.
-    return scaling(site, x, math.sqrt(windows), roundings=windows)
+    return scaling(site, x, math.sqrt(windows), roundings=windows, forward_roundings=0)
 
 
 def has_cell(size: int, start: int, window: int, dilation: int) -> bool:

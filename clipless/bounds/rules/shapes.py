@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipless.bounds._rule import Bound, Signal, CallSite, register, scaling
+from clipless.bounds._rule import Bound, CallSite, Signal, register, scaling
 
 
 @register(torch.clone, Tensor.clone, Tensor.contiguous, Tensor.float, Tensor.double)
@@ -151,6 +151,7 @@ def concatenate(site: CallSite, tensors: Sequence[Signal], dim: int = 0) -> Boun
     return Bound(
         lipschitz=1.0,
         output=math.sqrt(sum(part.norm**2 for part in tensors)),
+        forward_roundings=0,
         roundings=len(tensors) - 1,  # the sums of cotangents where the parts come from one tensor
         rows_apart=True,
     )

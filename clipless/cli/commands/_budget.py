@@ -23,7 +23,7 @@ class SamplingKind(StrEnum):
 
 
 class AccountantKind(StrEnum):
-    """Who computes epsilon."""
+    """The accountants."""
 
     PLD = "pld"
     RDP = "rdp"

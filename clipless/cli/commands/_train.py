@@ -21,8 +21,8 @@ from clipless.runs import (
     merge_config_layers,
     read_config_file,
     recipes,
-    was_restarted,
     torchrun_rank,
+    was_restarted,
 )
 from clipless.runs import recipe as read_recipe
 

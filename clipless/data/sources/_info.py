@@ -1,4 +1,4 @@
-"""What is known of a data set before it is read, and what reading it gives."""
+"""Descriptions of data sets, and loaded ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where files of a data set may lie, and finding them."""
+"""Folders and files of data sets, and how they are found."""
 
 from __future__ import annotations
 

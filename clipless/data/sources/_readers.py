@@ -1,4 +1,4 @@
-"""From the files of each layout to arrays of the sizes that the data set has."""
+"""Readers of data set files, one for each layout, which check sizes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Compilers, tracers and CUDA graphs: compiled functions, recorded work, and who traces."""

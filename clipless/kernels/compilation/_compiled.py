@@ -1,4 +1,4 @@
-"""A function in compiled form: with which backend, with which settings, and what if that fails."""
+"""`CompiledFunction`: torch.compile with our settings, and the plain function where it fails."""
 
 from __future__ import annotations
 

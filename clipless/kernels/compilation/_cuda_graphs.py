@@ -1,4 +1,4 @@
-"""CUDA graphs: work on a GPU that is recorded once and launched as a whole from then on.
+"""CUDA graphs: GPU work that is recorded once and replayed as a whole from then on.
 
 Most of what a small kernel costs is its launch. A replay launches all of them at once.
 """
@@ -13,13 +13,11 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from clipless.kernels.compilation._cuda_graphs import all_are_close
-
 Result = TypeVar("Result")
 
 
 class RecordedGraph(Generic[Result]):
-    """Work that was recorded: every replay reads and writes the same memory again.
+    """A CUDA graph of some work: every replay reads and writes the same memory again.
 
     Recordings that are replayed in the order in which they were made can share a `pool` of memory.
     Nothing else may be recorded into it.
@@ -41,7 +39,7 @@ class RecordedGraph(Generic[Result]):
             torch._C._cuda_clearCublasWorkspaces()
 
     def replay(self) -> None:
-        """Do the work again."""
+        """Replay the graph."""
         self._graph.replay()
 
 
@@ -52,7 +50,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class LazyCudaGraph:
-    """In-place work on tensors, recorded when it is done for the third time on a GPU.
+    """Repeated in-place work on tensors, recorded as a CUDA graph at its third call on a GPU.
 
     The work must be a function of the tensors alone. The first replay is compared with the work
     itself; what does not agree, or cannot be recorded, is done kernel by kernel for good.
@@ -64,7 +62,7 @@ class LazyCudaGraph:
         self._recording: RecordedGraph[None] | None = None
 
     def run(self, work: Callable[[list[Tensor]], None], tensors: list[Tensor]) -> None:
-        """Do `work` on `tensors`."""
+        """Do `work` on `tensors`, by replaying its graph if there is one."""
         if not _may_record(tensors):
             work(tensors)
             return
@@ -105,12 +103,12 @@ class LazyCudaGraph:
 
 
 def data_pointers(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Where the tensors' entries are."""
+    """Return the data pointers of tensors."""
     return tuple(tensor.data_ptr() for tensor in tensors)
 
 
 def clone_all(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies in memory of their own, by one kernel."""
+    """Return copies of the tensors, by one kernel."""
     return list(torch._foreach_mul(list(tensors), 1.0))
 
 
@@ -119,3 +117,16 @@ def _may_record(tensors: list[Tensor]) -> bool:
         return False
     one_device = len({tensor.device for tensor in tensors}) == 1
     return one_device and not torch.cuda.is_current_stream_capturing()
+
+
+def is_close(found: Tensor, expected: Tensor, *, tolerance: float) -> bool:
+    """Return whether two tensors agree up to rounding; NaN differs from everything."""
+    return bool((found - expected).float().norm() <= tolerance * expected.float().norm() + 1e-12)
+
+
+def all_are_close(found: Sequence[Tensor], expected: Sequence[Tensor], *, tolerance: float) -> bool:
+    """Return whether there are as many tensors, and each is close to its counterpart."""
+    return len(found) == len(expected) and all(
+        is_close(one, other, tolerance=tolerance)
+        for one, other in zip(found, expected, strict=True)
+    )

@@ -1,0 +1,1 @@
+"""Kernels of single layers: sorting, norms, pooling windows, scaling of rows."""

@@ -1,4 +1,4 @@
-"""Sorting of pairs for compilers: entry by entry, so that it is fused with what is around it.
+"""Sorting of pairs while torch.compile traces: elementwise, so that it can be fused.
 
 All that is written has the shape of x. A tensor of pairs, with one axis more, would be laid out in
 its own way and then copied to the layout that a convolution wants.

@@ -1,4 +1,4 @@
-"""Sorting of pairs and norms of windows while a compiler captures the model.
+"""Sorting of pairs and norms of windows as custom operators, for torch.compile.
 
 Each is a formula with a backward pass by hand, from which the compiler makes kernels. Whoever wants
 to join a sort with the norms that are all it is for captures them as one operator each
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from clipless.kernels.compilation._tracing import TRACING_LOCK
+from clipless.kernels._dispatch import TRACING_LOCK
 from clipless.kernels.layers._compiled_sorting import leading, members, traced_sort
 from clipless.kernels.layers._window_norms import WindowNorms, finish, quotient, wide
 
@@ -33,7 +33,7 @@ _operators = False  # a variable that compilers can watch
 
 @contextmanager
 def as_operators(wanted: bool) -> Iterator[None]:
-    """Let what is captured, and what was captured so, contain sorts and norms as operators.
+    """Trace sorts and norms as custom operators within a `with` block.
 
     Not by default: exported programs, for one, are to run where this library is not.
     """
@@ -63,7 +63,7 @@ def window_norms(x: Tensor, windows: WindowNorms) -> Tensor:
 
 
 def join_sorted_norms(graph: fx.Graph) -> int:
-    """Let sorts of channels and the norms that are all they are for be one operator each.
+    """Fuse each sort of channels that only feeds norms with those norms, in a graph.
 
     Sorted values are then never written: the backward pass sorts again. Returns how many there are.
     """

@@ -1,4 +1,4 @@
-"""Work on the CPU, cut into parts that fit into a cache, so that no operator waits for memory.
+"""Work on the CPU in blocks that fit into a cache.
 
 A chain of operators on large tensors writes every intermediate result to memory and reads it back.
 Cut into small parts it does not; but torch would start and stop all its threads for every one of

@@ -32,7 +32,7 @@ def scale_to_sphere(rows: Tensor, radius: float) -> Tensor:
 
 
 def make_finite_and_bounded(rows: Tensor, radius: float, *, sphere: bool = False) -> Tensor:
-    """Return the rows made finite (other entries become zeros), in the ball or on the sphere.
+    """Return rows with zeros for entries that are not finite, scaled into a ball or to a sphere.
 
     Finite rows inside the ball are returned bit for bit.
     """

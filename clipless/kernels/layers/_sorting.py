@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from clipless.kernels.layers._memory import run_in_blocks
-from clipless.kernels._dispatch import is_compiling, dense, kernels_for, needs_plain_operators
+from clipless.kernels._dispatch import dense, is_compiling, kernels_for, needs_plain_operators
 from clipless.kernels.layers._compiler_operators import sorted_pairs
+from clipless.kernels.layers._memory import run_in_blocks
 
 
 def sort_pairs(x: Tensor, dim: int, *, descending: bool) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clipless.kernels.layers._memory import run_in_blocks
 from clipless.kernels._dispatch import dense, kernels_for, layout_of
+from clipless.kernels.layers._memory import run_in_blocks
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -191,7 +191,7 @@ def quotient(cotangent: Tensor, norms: Tensor) -> Tensor:
 
 
 def safe_sqrt(energy: Tensor) -> Tensor:
-    """Square root that is zero, with derivative zero, where the energy is zero or negligible."""
+    """Return the square root, with value and derivative zero where the energy is negligible."""
     negligible = energy <= 1e-31
     return torch.where(negligible, 0.0, torch.where(negligible, 1.0, energy).sqrt())
 

@@ -1,0 +1,1 @@
+"""The scattering transform as a layer, and its wavelets."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from clipless.kernels import CompiledFunction, AnyFunction, is_close
+from clipless.kernels import AnyFunction, CompiledFunction, is_close
 from clipless.losses import Loss
 from clipless.nn import Projection, clip_rows
 

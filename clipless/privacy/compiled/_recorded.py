@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clipless.common import not_set_error
 from clipless.errors import PrivacyError
-from clipless.kernels import RecordedGraph, AnyFunction, data_pointers, all_are_close, clone_all
+from clipless.kernels import AnyFunction, RecordedGraph, all_are_close, clone_all, data_pointers
 
 if TYPE_CHECKING:
     from clipless.privacy.step._enforcement import BackwardPass, Enforcement

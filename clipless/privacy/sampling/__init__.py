@@ -1,1 +1,1 @@
-"""Which examples take part in which step, and the loader that hands them out."""
+"""Sampling of the examples of each step, and the private data loader."""

@@ -1,4 +1,4 @@
-"""How the sample of a step is handed out, whatever it was drawn by."""
+"""`BatchOptions`: padding, micro-batches and augmentation of a step's sample."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from clipless.accounting import PoissonSampling, Sampling
-from clipless.common import empty_row, not_set_error, names_moved_arguments
+from clipless.common import empty_row, names_moved_arguments, not_set_error
 from clipless.distributed import rank_and_size
 from clipless.errors import PrivacyError
 from clipless.privacy.sampling._batch_options import BatchOptions
@@ -295,11 +295,11 @@ class PrivateLoader:
         self.origin, self.current = object(), None
 
     def end(self, reason: str) -> None:
-        """Hand out nothing more: the session is over."""
+        """End the loader with its session: it yields no further batch."""
         self._over = reason
 
     def let_go(self, session: object) -> None:
-        """Belong to nobody again."""
+        """Detach the loader from its session."""
         if self._session is not None and self._session() is session:
             self._session = self._over = None
 

@@ -1,4 +1,4 @@
-"""Which `DataLoader` can be replaced by one that samples privately, and which says no."""
+"""Checks that a `DataLoader` can be replaced by one that samples privately."""
 
 from __future__ import annotations
 

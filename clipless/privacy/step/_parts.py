@@ -24,10 +24,10 @@ from clipless.errors import PrivacyError
 from clipless.ledger import Ledger
 from clipless.losses import Loss
 from clipless.nn import clipping_modules
-from clipless.privacy._quantile_thresholds import QuantileThresholds, planned_queries
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._plan import Plan, planned_parameters
 from clipless.privacy._precision import arithmetic_slack
+from clipless.privacy._quantile_thresholds import QuantileThresholds, planned_queries
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.step import _checks as checks
 from clipless.privacy.step._enforcement import Enforcement

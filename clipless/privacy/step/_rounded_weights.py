@@ -15,7 +15,13 @@ from clipless.errors import ConstraintError
 from clipless.kernels import LazyCudaGraph
 from clipless.nn import AffineModule
 from clipless.privacy._precision import UNITS, WEIGHT_ROOM
-from clipless.spectral import UNIT_ROUNDOFF, ConvolutionBall, Orthogonal, SpectralBall, gram_iteration
+from clipless.spectral import (
+    UNIT_ROUNDOFF,
+    ConvolutionBall,
+    Orthogonal,
+    SpectralBall,
+    gram_iteration,
+)
 
 # Squarings of the distance from a multiple of the identity, each of which tightens its bound.
 _SQUARINGS = 3

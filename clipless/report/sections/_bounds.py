@@ -1,4 +1,4 @@
-"""What the guarantee rests on, written down: every bound, and the certificates of the weights."""
+"""`BoundsCallback`: writes all bounds and the certificates of the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What speaks for the figures of a report, and against them: ledger, plan and traces compared."""
+"""Consistency checks of a report: ledger, plan, checkpoint and metrics compared."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def as_said(spent: Spending, said: object) -> list[Check]:
 
 
 def nothing_lost(found: Timeline, steps_seen: int, where: str) -> Check:
-    """The ledger counts at least the steps that left other traces."""
+    """Return the check that the ledger counts all steps that left other traces."""
     enough = found.steps >= steps_seen
     detail = f"It counts {found.steps} steps; {where} knows of {steps_seen}."
     if not enough:
@@ -130,7 +130,7 @@ def nothing_lost(found: Timeline, steps_seen: int, where: str) -> Check:
 
 
 def same_ledger(text: LedgerText, facts: CheckpointFacts) -> Check:
-    """The copy of the ledger in the checkpoint is a beginning of this ledger."""
+    """Return the check that the checkpoint's copy of the ledger is a prefix of this ledger."""
     name = "The ledger is the one that the checkpoint was saved with"
     try:
         head: Sequence[str] = parse_ledger(facts.ledger_lines, name="the copy").digests

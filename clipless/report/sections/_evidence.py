@@ -1,4 +1,4 @@
-"""What other commands found about a run, taken from their files and checked for its form.
+"""Results of audits, certificates and measurements, read from their files and validated.
 
 Results are recognised by their fields and not by the name they were filed under, so that one file
 may hold one result or several.

@@ -1,4 +1,4 @@
-"""What the claim rests on: the plan, and of every layer its bound, its noise, its certificate."""
+"""The plan of a run, with bound, noise and certificate of every layer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Foundations:
-    """Everything that sampling, sensitivity, noise and accounting were derived from."""
+    """The plan of a run and its layers, from which the guarantee follows."""
 
     facts: tuple[tuple[str, str], ...]
     layers: tuple[Layer, ...]
@@ -128,7 +128,7 @@ def _moved(planned: ParameterPlan, parameter: Mapping[str, Any] | None) -> float
 
 
 def certificates_hold(found: Foundations) -> Check | None:
-    """Every weight is proved to lie in its constraint set; None if nothing was written down."""
+    """Return the check that all weights are certified; None without certificates."""
     proved = [layer for layer in found.layers if layer.certificate is not None]
     if not proved:
         return None

@@ -79,7 +79,9 @@ class Cost:
 
     def __call__(self, history: list[tuple[Mechanism, int]]) -> float:
         """Return an upper bound; infinite for a release without noise."""
-        return epsilon(history, self._plan.delta, accountant=meter_accountant(self._plan.accountant))
+        return epsilon(
+            history, self._plan.delta, accountant=meter_accountant(self._plan.accountant)
+        )
 
 
 def _curve(found: Timeline, cost: Cost) -> tuple[SpendingPoint, ...]:

@@ -1,4 +1,4 @@
-"""Loss and accuracy by epoch, what each epoch cost, and which epochs nothing else beats."""
+"""Loss, accuracy and epsilon by epoch, and the Pareto front of the epochs."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _costs(steps: Sequence[int], found: Timeline, cost: Cost) -> dict[int, float
 
 
 def mark_front(epochs: Sequence[Epoch], utility: str, higher: bool) -> tuple[Epoch, ...]:
-    """Mark the epochs that no other one beats: none is as good at a smaller epsilon.
+    """Mark the Pareto front: epochs that no other one matches at a smaller epsilon.
 
     Example:
         >>> def epoch(number, accuracy, epsilon):

@@ -1,4 +1,4 @@
-"""What measurements and attacks say about the claim of a run."""
+"""Checks of a run's claim against measurements and attacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clipless.report.sections._checks import Check
 
 
 def bounds_hold(tight: Mapping[str, Any] | None) -> Check | None:
-    """No bound was seen to be exceeded; None if nobody looked."""
+    """Return the check that no measured gradient exceeds its bound; None without measurements."""
     if tight is None:
         return None
     detail = f"True in {tight['measurements']} measurements."
@@ -25,7 +25,7 @@ def bounds_hold(tight: Mapping[str, Any] | None) -> Check | None:
 
 
 def not_contradicted(audit: Mapping[str, Any] | None) -> Check | None:
-    """An audit speaks with some confidence only, so it does not void a claim: it is named."""
+    """Return the check that no audit contradicts epsilon; a failure is named and voids nothing."""
     if audit is None:
         return None
     against = [

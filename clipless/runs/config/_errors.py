@@ -4,4 +4,4 @@ from clipless.errors import CliplessError
 
 
 class ConfigError(CliplessError, ValueError):
-    """A configuration that means nothing, or asks for something that does not exist."""
+    """An invalid configuration, or one that names something unknown."""

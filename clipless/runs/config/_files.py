@@ -72,7 +72,8 @@ def merge_config_layers(*layers: Mapping[str, Any]) -> dict[str, Any]:
     alternatives (epochs or steps, a data set or a file) replaces the other.
 
     Example:
-        >>> merge_config_layers({"training": {"epochs": 3, "pad": True}}, {"training": {"steps": 10}})
+        >>> base = {"training": {"epochs": 3, "pad": True}}
+        >>> merge_config_layers(base, {"training": {"steps": 10}})
         {'training': {'pad': True, 'steps': 10}}
     """
     result: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 
 from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.folders import RunFile, RunFolder, RunFolderError
-from clipless.runs.config._fields import NOTHING, read_section, refuse_unknown, check_setting
+from clipless.runs.config._fields import NOTHING, check_setting, read_section, refuse_unknown
 from clipless.runs.config._files import read_config_file
 
 Task = Literal["classification", "regression"]
@@ -112,10 +112,14 @@ class Choice:
     @classmethod
     def from_dict(cls, data: Any, *, where: str) -> Self:
         """Return a choice from its table of settings, of which `name` is one."""
-        check_setting(isinstance(data, Mapping), f"[{where}] must be a table of settings, got {data!r}")
+        check_setting(
+            isinstance(data, Mapping), f"[{where}] must be a table of settings, got {data!r}"
+        )
         settings = {key: value for key, value in data.items() if key != "name" and value != NOTHING}
         name = data.get("name")
-        check_setting(name is None or isinstance(name, str), f"{where}.name must be text, got {name!r}")
+        check_setting(
+            name is None or isinstance(name, str), f"{where}.name must be text, got {name!r}"
+        )
         return cls(name=name, settings=settings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,7 +148,9 @@ class PrivacyConfig:
         )
         for name in ("epsilon", "noise_multiplier"):
             value = getattr(self, name)
-            check_setting(value is None or value > 0, f"privacy.{name} must be above 0, got {value}")
+            check_setting(
+                value is None or value > 0, f"privacy.{name} must be above 0, got {value}"
+            )
         check_setting(
             self.delta is None or 0 < self.delta < 1,
             f"privacy.delta must lie between 0 and 1, got {self.delta}",
@@ -209,7 +215,9 @@ class TrainingConfig:
             "views", "checkpoint_every", "keep_checkpoints",
         ):  # fmt: skip
             value = getattr(self, name)
-            check_setting(value is None or value > 0, f"training.{name} must be above 0, got {value}")
+            check_setting(
+                value is None or value > 0, f"training.{name} must be above 0, got {value}"
+            )
         for name in ("momentum", "weight_decay", "check_bounds"):
             value = getattr(self, name)
             check_setting(value >= 0, f"training.{name} must not be negative, got {value}")

@@ -30,7 +30,14 @@ def read_arrays(path: Path) -> dict[str, Any]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, *MALFORMED_ERRORS) as error:
+    except (
+        OSError,
+        EOFError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+        *MALFORMED_ERRORS,
+    ) as error:
         # zipfile raises RuntimeError and NotImplementedError for what it does not unpack
         raise DataFileError(f"{path} is not a readable .npz file: {error_text(error)}") from error
     names = {"x", "y"} | ({"x_test", "y_test"} if {"x_test", "y_test"} & set(arrays) else set())

@@ -1,1 +1,1 @@
-"""What selecting the best of several private runs costs."""
+"""The privacy cost of selecting the best of several runs."""

@@ -1,4 +1,4 @@
-"""What can be said about the cost of selecting the best run of a sweep."""
+"""The cost of selecting the best run of a given sweep, or why there is no number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs to select the best of several private runs.
+"""Epsilon of selecting the best of several private runs.
 
 A run that was chosen because it came out best says more about the data than a run that was the
 only one. Three answers, each an upper bound where it is a number:
@@ -26,7 +26,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clipless.accounting import Accountant, History, merge_releases, prepare_history, rdp, require_supported_sampling
+from clipless.accounting import (
+    Accountant,
+    History,
+    merge_releases,
+    prepare_history,
+    rdp,
+    require_supported_sampling,
+)
 from clipless.errors import PrivacyError
 from clipless.privacy import epsilon
 from clipless.sweeps.selection._repetitions import Repetitions
@@ -37,7 +44,7 @@ _MOST_FOR_PLD = 12
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionCost:
-    """What is known about the cost of a selection.
+    """The cost of a selection, as far as it is known.
 
     `epsilon` is that of the selected run with the selection, None if it is not covered;
     `composition` that of all runs together, None if the cost of one of them is not known.

@@ -1,4 +1,4 @@
-"""A random number of repetitions: what makes choosing the best of many runs affordable.
+"""Random numbers of repetitions, for private selection among runs.
 
 Papernot and Steinke (2022): if the number of runs K is drawn from one of these distributions and
 only the best run is shown, the privacy loss barely grows with the mean of K. With a fixed K it may
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from clipless.common import fresh_bits
-from clipless.runs import read_section, check_setting
+from clipless.runs import check_setting, read_section
 
 Distribution = Literal["geometric", "logarithmic", "negative_binomial", "poisson"]
 

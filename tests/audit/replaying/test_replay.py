@@ -18,14 +18,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import clipless
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
-from clipless.audit import with_empty_record, record, replay
-from clipless.common._release import fresh_bits
+from clipless.audit import record, replay, with_empty_record
+from clipless.common import fresh_bits
 from clipless.errors import PrivacyError
 from clipless.images import ImageRule, train_images
 from clipless.privacy import Ledger, Relation
-from clipless.statistics import PrivateRows
-from clipless.statistics._channels import fit_channels, fit_covariance
-from clipless.statistics._scaling import fit_scaling
+from clipless.statistics import PrivateRows, fit_channels, fit_covariance, fit_scaling
 from clipless.training import Trainer, TrainingOptions
 from tests.audit.neighbours import LONE, assert_replays, neighbours, records, with_record
 from tests.privacy import runs as small
@@ -323,7 +321,10 @@ def test_sweep():
 def test_the_order_of_releases_and_their_results_are_handed_out_again():
     data = records()
     recording = record(statistics, data)
-    one, two = recording.replay(with_empty_record(data, 3)), recording.replay(with_empty_record(data, 3))
+    one, two = (
+        recording.replay(with_empty_record(data, 3)),
+        recording.replay(with_empty_record(data, 3)),
+    )
     assert one == two
     again = recording.replay(data)
     assert again.passed

@@ -10,10 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
-from clipless.audit import with_empty_record, replay
+from clipless.audit import replay, with_empty_record
 from clipless.errors import PrivacyError
-from clipless.privacy import Ledger, Plan, Relation
-from clipless.privacy._noise import GaussianNoise
+from clipless.privacy import GaussianNoise, Ledger, Plan, Relation
 from clipless.statistics import PrivateRows
 from tests.audit.neighbours import LONE, records, with_record
 
@@ -59,7 +58,11 @@ def column_sum(data, label="sum"):
 
 def test_the_honest_ones_pass():
     for run in (train, column_sum):
-        for other in (with_empty_record(DATA, LONE), with_empty_record(DATA, 0), with_record(DATA, 0, 1e6)):
+        for other in (
+            with_empty_record(DATA, LONE),
+            with_empty_record(DATA, 0),
+            with_record(DATA, 0, 1e6),
+        ):
             result = replay(run, DATA, other)
             assert result.passed, result
             assert not result.unmoved
@@ -70,7 +73,9 @@ def test_a_list_of_classes_from_the_data():
         return train(data, classes=int(data[1].max()) + 1)
 
     (found,) = [
-        each for each in replay(run, DATA, with_empty_record(DATA, LONE)).differences if "tensors" in each
+        each
+        for each in replay(run, DATA, with_empty_record(DATA, LONE)).differences
+        if "tensors" in each
     ]
     assert "(3, 6) torch.float32, on the neighbour (2, 6)" in found
 

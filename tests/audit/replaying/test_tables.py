@@ -15,7 +15,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from clipless.audit import with_empty_record, record
+from clipless.audit import record, with_empty_record
 from clipless.sklearn import CliplessClassifier, CliplessRegressor, TabularRule
 from tests.audit.neighbours import assert_replays
 from tests.cli.shell import here

@@ -7,9 +7,8 @@ import threading
 import pytest
 import torch
 
-from clipless.data import DataNotFoundError, load, split_rows
+from clipless.data import SOURCES, DataNotFoundError, load, split_rows
 from clipless.data.sources._download import DownloadBar, DownloadFailedError, fetch
-from clipless.data.sources._registry import SOURCES
 from tests.data.files import idx_source, npz_bytes, published, table_source
 
 

@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from clipless.data import DataFileError, DataNotFoundError, datasets, load, split_rows
-from clipless.data.sources._layout import data_root
-from clipless.data.sources._registry import SOURCES
+from clipless.data import (
+    SOURCES,
+    DataFileError,
+    DataNotFoundError,
+    data_root,
+    datasets,
+    load,
+    split_rows,
+)
 from tests.data.files import (
     cifar_source,
     idx_bytes,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from clipless.kernels import LazyCudaGraph
 from clipless.kernels.compilation import _cuda_graphs as _graphs
-from clipless.kernels.compilation._cuda_graphs import LazyCudaGraph
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

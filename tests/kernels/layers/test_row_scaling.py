@@ -8,7 +8,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, vmap
 
 from clipless import nn as lip
-from clipless.kernels.layers._row_scaling import scale_into_ball, scale_to_sphere
+from clipless.kernels import scale_into_ball
+from clipless.kernels.layers._row_scaling import scale_to_sphere
 from tests.nn.saved import gradient, saved_bytes
 
 MAPS = {"ball": scale_into_ball, "sphere": scale_to_sphere}

@@ -15,7 +15,7 @@ from torch import nn
 import clipless
 from clipless import losses
 from clipless import nn as lip
-from clipless.kernels.compilation._compiled import CompiledFunction
+from clipless.kernels import CompiledFunction
 from clipless.kernels.layers._compiler_operators import join_sorted_norms
 from clipless.nn import prepare_projection
 from clipless.privacy import PrivacyOptions
@@ -384,6 +384,8 @@ def test_what_is_raised_by_the_function_itself_comes_through():
     def function(x):
         raise ValueError("its own fault")
 
-    call = CompiledFunction(function, name="it", attempt=lambda f, x: f(x), backend="eager", fixed=True)
+    call = CompiledFunction(
+        function, name="it", attempt=lambda f, x: f(x), backend="eager", fixed=True
+    )
     with pytest.warns(UserWarning, match="runs uncompiled"), pytest.raises(ValueError, match="own"):
         call(torch.ones(2))

@@ -9,10 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipless import losses
 from clipless import nn as lip
-from clipless.bounds import _shapes
-from clipless.bounds._structure import ModelSnapshot
-from clipless.privacy import BatchOptions, PrivacyOptions
-from clipless.privacy.step._session import TrainingSession
+from clipless.bounds import ModelSnapshot, _shapes
+from clipless.privacy import BatchOptions, PrivacyOptions, TrainingSession
 from clipless.training import LayerAdam, Trainer
 from tests.privacy.runs import SHAPES, Run, cnn, examples, mlp, residual
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from clipless import losses
+from clipless.privacy import TrainingSession
 from clipless.privacy.compiled import _recorded
 from clipless.privacy.compiled._calls import is_our_own
 from clipless.privacy.compiled._recorded import Recorded
-from clipless.privacy.step._session import TrainingSession
 from tests.privacy.compiled_runs import BACKEND, compiled
 from tests.privacy.misuse_helpers import (
     assert_close,

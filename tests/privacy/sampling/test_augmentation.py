@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from clipless.common._release import fresh_bits
+from clipless.common import fresh_bits
 from clipless.data import Compose, RandomCrop, RandomFlip
 from clipless.errors import PrivacyError
 from clipless.privacy import (

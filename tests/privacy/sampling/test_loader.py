@@ -25,13 +25,11 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from clipless.accounting import FixedSizeSampling, FullBatch, PoissonSampling
-from clipless.common._release import fresh_bits
+from clipless.common import fresh_bits
 from clipless.errors import PrivacyError
-from clipless.privacy import BatchOptions
+from clipless.privacy import BatchOptions, IndexSampler, PrivateLoader
 from clipless.privacy.sampling._batches import row_weights
 from clipless.privacy.sampling._collate import without_examples
-from clipless.privacy.sampling._loader import PrivateLoader
-from clipless.privacy.sampling._samplers import IndexSampler
 from tests.privacy.runs import private_loader
 
 Pair = namedtuple("Pair", ["left", "right"])

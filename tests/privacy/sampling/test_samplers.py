@@ -13,15 +13,10 @@ import torch
 from scipy import stats
 
 from clipless.accounting import FixedSizeSampling, FullBatch, PoissonSampling
-from clipless.common._release import fresh_bits
+from clipless.common import fresh_bits
 from clipless.errors import PrivacyError
-from clipless.privacy.sampling._samplers import (
-    IndexSampler,
-    largest_sample,
-    padded_sampling,
-    shard,
-    steps_of_one_pass,
-)
+from clipless.privacy import IndexSampler, padded_sampling, steps_of_one_pass
+from clipless.privacy.sampling._samplers import largest_sample, shard
 
 P_VALUE = 1e-4
 STANDARD_ERRORS = 4.0

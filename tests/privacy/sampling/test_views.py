@@ -11,9 +11,7 @@ from clipless import losses
 from clipless import nn as lip
 from clipless.data import Compose, RandomCrop, RandomFlip
 from clipless.errors import PrivacyError
-from clipless.privacy import PrivacyEngine
-from clipless.privacy._noise import GaussianNoise
-from clipless.privacy._plan import Plan
+from clipless.privacy import GaussianNoise, Plan, PrivacyEngine
 from clipless.privacy.sampling._batches import StepSample
 from tests.privacy.misuse_helpers import (
     assert_close,

@@ -19,7 +19,8 @@ import clipless
 from clipless import bounds
 from clipless import nn as lip
 from clipless.errors import PrivacyError
-from clipless.kernels._bounded_gradients import _factors, example_norm
+from clipless.kernels import example_norm
+from clipless.kernels._bounded_gradients import _factors
 from tests.privacy.misuse_helpers import bounded_or_refused, full, gradients_of, neighbours
 from tests.privacy.runs import Run, examples
 

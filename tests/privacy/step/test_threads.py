@@ -12,7 +12,8 @@ from joblib import Parallel, delayed
 import clipless
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
-from clipless.bounds._shapes import trial_run, is_trial_run
+from clipless.bounds import is_trial_run
+from clipless.bounds._trial_run import trial_run
 from clipless.errors import BudgetExhaustedError
 from clipless.ledger import BudgetMeter
 from clipless.privacy import Ledger, Relation, default_delta, epsilon
@@ -203,7 +204,7 @@ def test_workers_of_joblib_share_neither_samples_nor_noise(backend):
 
 def test_a_compiled_call_waits_for_a_trace():
     """A compiled function refuses to run while another thread traces symbolically."""
-    from clipless.kernels.compilation._tracing import TRACING_LOCK
+    from clipless.kernels import TRACING_LOCK
     from clipless.kernels.layers._compiler_operators import as_operators
 
     order = []

@@ -5,8 +5,15 @@ import math
 import pytest
 from scipy.stats import norm
 
-from clipless.privacy import FullBatch, Mechanism, Plan, PoissonSampling, Relation, epsilon
-from clipless.privacy._plan import ParameterPlan
+from clipless.privacy import (
+    FullBatch,
+    Mechanism,
+    ParameterPlan,
+    Plan,
+    PoissonSampling,
+    Relation,
+    epsilon,
+)
 from clipless.report.sections._claim import claim
 
 

@@ -4,9 +4,16 @@ import json
 
 import pytest
 
-from clipless.runs import ConfigError, RunConfig, recipe, recipes
-from clipless.runs.config._fields import parse_value, as_type
-from clipless.runs.config._files import merge_config_layers, parse_config
+from clipless.runs import (
+    ConfigError,
+    RunConfig,
+    as_type,
+    merge_config_layers,
+    parse_value,
+    recipe,
+    recipes,
+)
+from clipless.runs.config._files import parse_config
 
 SMALL = {"data": {"name": "digits"}, "privacy": {"epsilon": 3}}
 
@@ -121,11 +128,19 @@ def test_layers():
         "model": {"name": "lenet", "channels": [2, 4]},
         "training": {"epochs": 3, "pad": True},
     }
-    assert merge_config_layers(base, {"data": {"file": "a.npz"}})["data"] == {"limit": 100, "file": "a.npz"}
+    assert merge_config_layers(base, {"data": {"file": "a.npz"}})["data"] == {
+        "limit": 100,
+        "file": "a.npz",
+    }
     assert merge_config_layers(base, {"model": {"name": "mlp"}})["model"] == {"name": "mlp"}
     assert merge_config_layers(base, {"model": {"hidden": 4}})["model"]["channels"] == [2, 4]
-    assert merge_config_layers(base, {"model": {"name": "lenet", "hidden": 4}})["model"]["channels"] == [2, 4]
-    assert merge_config_layers(base, {"training": {"steps": 5}})["training"] == {"pad": True, "steps": 5}
+    assert merge_config_layers(base, {"model": {"name": "lenet", "hidden": 4}})["model"][
+        "channels"
+    ] == [2, 4]
+    assert merge_config_layers(base, {"training": {"steps": 5}})["training"] == {
+        "pad": True,
+        "steps": 5,
+    }
     assert base["training"] == {"epochs": 3, "pad": True}
 
 
@@ -152,7 +167,8 @@ def test_the_mnist_recipe_builds_the_network_of_the_benchmark():
 
     import torch
 
-    from clipless.runs._build import build_loss, build_model
+    from clipless.runs import build_loss
+    from clipless.runs._build import build_model
 
     folder = Path(__file__).parents[3] / "benchmarks"
     sys.path.insert(0, str(folder))

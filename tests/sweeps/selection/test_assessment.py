@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 
 from clipless.privacy import FullBatch, Mechanism, PoissonSampling, epsilon
-from clipless.sweeps import Repetitions, SweepResult, TrialRecord, pareto_front, selection_epsilon
-from clipless.sweeps._summary import selected, write_summary
+from clipless.sweeps import (
+    Repetitions,
+    SweepResult,
+    TrialRecord,
+    pareto_front,
+    selected,
+    selection_epsilon,
+    write_summary,
+)
 from clipless.sweeps.selection._cost import most_epsilon
 from tests.sweeps.worker import definition, release
 
