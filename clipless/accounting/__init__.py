@@ -1,7 +1,14 @@
 """Mechanisms as frozen data, and what they cost: PLD, RDP, filters, calibration. Without torch."""
 
 from clipless.accounting._calibration import noise_multiplier_for, steps_for
-from clipless.accounting._epsilon import chosen_delta, default_delta, delta, epsilon, epsilon_curve
+from clipless.accounting._epsilon import (
+    LargeDelta,
+    chosen_delta,
+    default_delta,
+    delta,
+    epsilon,
+    epsilon_curve,
+)
 from clipless.accounting._filter import RenyiFilter, filter_of_name, meter_accountant
 from clipless.accounting._history import (
     Accountant,
@@ -40,6 +47,7 @@ __all__ = [
     "epsilon_curve",
     "default_delta",
     "chosen_delta",
+    "LargeDelta",
     "RenyiFilter",
     "meter_accountant",
     "filter_of_name",

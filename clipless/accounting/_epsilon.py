@@ -102,11 +102,23 @@ def default_delta(dataset_size: int) -> float:
     return min(1e-4, float(f"{digit}e-{power}") if digit < 10 else float(f"1e-{power - 1}"))
 
 
+class LargeDelta(float):
+    """A delta above 0.1/N, and the explicit word that it is meant: `delta=LargeDelta(5e-5)`.
+
+    Example:
+        >>> chosen_delta(5e-5, 10_000)
+        Traceback (most recent call last):
+        ...
+        clipless.errors.PrivacyError: delta=5e-05 is above 0.1/N for 10000 examples: ...
+    """
+
+
 def chosen_delta(delta: float | None, dataset_size: int) -> float:
     """Return the delta of a run: the given one, checked, or `default_delta`.
 
     Raises:
-        PrivacyError: delta is 1/N or more. Above 0.1/N there is a warning.
+        PrivacyError: delta is 1/N or more; or above 0.1/N, and not called a `LargeDelta`, for which
+            there is a warning.
     """
     if delta is None:
         return default_delta(dataset_size)
@@ -117,12 +129,18 @@ def chosen_delta(delta: float | None, dataset_size: int) -> float:
             f"publishing a randomly chosen one. Use at most {default_delta(dataset_size):g}"
         )
     if delta > 0.1 / dataset_size * (1 + 1e-9):
-        warnings.warn(
+        words = (
             f"delta={delta:g} is above 0.1/N for {dataset_size} examples: a mechanism that "
             f"publishes one example with probability {delta * dataset_size:.0%} would pass. "
-            f"{default_delta(dataset_size):g} is the default",
-            stacklevel=2,
+            f"{default_delta(dataset_size):g} is the default"
         )
+        if not isinstance(delta, LargeDelta):
+            raise PrivacyError(
+                f"{words}. If you mean it, say so: delta=LargeDelta({delta:g}), of "
+                "clipless.privacy, or --large-delta"
+            )
+        warnings.warn(words, stacklevel=2)
+        return delta
     return float(delta)
 
 

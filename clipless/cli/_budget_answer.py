@@ -102,7 +102,9 @@ def answer_of_numbers(
     count = _steps(epochs, steps, drawn)
     asked = "noise_multiplier" if noise_multiplier is None else "epsilon"
     try:
-        chosen = privacy.chosen_delta(delta, examples)
+        chosen = privacy.chosen_delta(
+            None if delta is None else privacy.LargeDelta(delta), examples
+        )
         if noise_multiplier is None:
             if epsilon is None:
                 raise not_set_error("epsilon")

@@ -3,6 +3,7 @@
 from clipless.data._augmentation import Augmentation, Compose, RandomCrop, RandomFlip
 from clipless.data._cells import Cell, hash_bucket, parse_cell, read_cell, read_cells
 from clipless.data._colour import ColourSpace
+from clipless.data._dates import NumericDate, parse_date, parse_numeric_date
 from clipless.data._errors import DataFileError, DataNotFoundError
 from clipless.data._normalize import Standardize, clip_norm, normalize
 from clipless.data._split import split_rows
@@ -33,6 +34,9 @@ __all__ = [
     "RandomCrop",
     "RandomFlip",
     "Cell",
+    "NumericDate",
+    "parse_date",
+    "parse_numeric_date",
     "SOURCES",
     "data_root",
     "hash_bucket",

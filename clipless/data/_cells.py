@@ -18,6 +18,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from clipless.data._dates import parse_date
+
 CellKind = Literal["missing", "boolean", "number", "date", "text"]
 
 _EPOCH = datetime.datetime(2000, 1, 1)
@@ -155,18 +157,19 @@ def read_cells(column: Any) -> tuple[np.ndarray[Any, Any], list[Cell]]:
 
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?")
 _GAPS = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "<na>", "nat"})
 
 
 def parse_cell(text: str) -> Any:
     """Return what a field of a text file means: a number, a boolean, a date, text, or None.
 
+    A date in an order that differs between countries (03/04/2024) stays text here.
+
     Example:
         >>> [parse_cell(text) for text in ("041", "1e3", "true", "N/A", "baker", "2024-02-30")]
         [41, 1000, True, None, 'baker', '2024-02-30']
-        >>> parse_cell("2024-02-29")
-        datetime.datetime(2024, 2, 29, 0, 0)
+        >>> parse_cell("2024-02-29") == parse_cell("29.02.2024")
+        True
     """
     stripped = text.strip()
     lowered = stripped.lower()
@@ -179,11 +182,9 @@ def parse_cell(text: str) -> Any:
             return _decimal(stripped)
         if lowered.lstrip("+-") in ("inf", "infinity"):
             return float(lowered)
-        if _DATE.fullmatch(stripped):
-            try:
-                return datetime.datetime.fromisoformat(stripped)
-            except ValueError:
-                return text
+        date = parse_date(stripped)
+        if date is not None:
+            return date
     return text
 
 

@@ -3,6 +3,7 @@
 from clipless.accounting import (
     FixedSizeSampling,
     FullBatch,
+    LargeDelta,
     Mechanism,
     PoissonSampling,
     Relation,
@@ -63,6 +64,7 @@ __all__ = [
     "epsilon_curve",
     "default_delta",
     "chosen_delta",
+    "LargeDelta",
     "noise_multiplier_for",
     "steps_for",
     "GaussianNoise",

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from clipless.accounting import (
     Accountant,
+    LargeDelta,
     Relation,
     RenyiFilter,
     chosen_delta,
@@ -83,7 +84,7 @@ def prepare(
     begun = plan_to_resume(resume_from)
     target_delta = goal.target_delta
     if target_delta is None and begun is not None:
-        target_delta = begun.delta
+        target_delta = LargeDelta(begun.delta)  # was agreed on when the run began
     delta = chosen_delta(target_delta, size)
     steps = options.steps
     if options.epochs is not None:

@@ -10,6 +10,7 @@ from clipless.common import lazy_names
 if TYPE_CHECKING:
     from clipless.sklearn._classifier import CliplessClassifier
     from clipless.sklearn._fits import RepeatedFitWarning
+    from clipless.sklearn._identifiers import ColumnWarning
     from clipless.sklearn._labels import read_labels, same_labels
     from clipless.sklearn._persistence import load
     from clipless.sklearn._regressor import CliplessRegressor
@@ -20,6 +21,7 @@ __all__ = [
     "CliplessRegressor",
     "TabularRule",
     "RepeatedFitWarning",
+    "ColumnWarning",
     "load",
     "read_labels",
     "same_labels",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -31,12 +32,13 @@ from clipless.privacy import (
 from clipless.sklearn._bounds import Bounds, public_bounds, with_bounds
 from clipless.sklearn._encoder import Encoder
 from clipless.sklearn._fits import count_fit
+from clipless.sklearn._identifiers import ColumnWarning, identifiers, perhaps_identifiers
 from clipless.sklearn._rule import TabularRule
 from clipless.sklearn._table import (
-    COLUMN_KINDS,
+    BALLOTS,
     HASH_BUCKETS,
-    ColumnKind,
     Rows,
+    Schema,
     choose,
     columns_of,
     encode,
@@ -95,6 +97,7 @@ class CliplessEstimator(BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = True
         tags.input_tags.categorical = True
         tags.input_tags.string = True
         tags.non_deterministic = True  # noise is never drawn twice
@@ -112,7 +115,12 @@ class CliplessEstimator(BaseEstimator):
             table = np.array(table, dtype=object)
         if not (hasattr(table, "columns") and hasattr(table, "iloc")):
             table = check_array(
-                table, dtype=None, ensure_all_finite=False, estimator=self, input_name="X"
+                table,
+                dtype=None,
+                accept_sparse=True,
+                ensure_all_finite=False,
+                estimator=self,
+                input_name="X",
             )
         elif table.shape[0] < 1 or table.shape[1] < 1:
             raise ValueError(
@@ -128,6 +136,7 @@ class CliplessEstimator(BaseEstimator):
                 columns, names, self.categorical_features, self.feature_bounds
             )
             self.n_features_in_ = len(columns)
+            _warn_of_identifiers(self._schema)
         return encode(columns, self._schema)
 
     def _fit(self, table: Rows, labels: Tensor, present: Tensor) -> Self:
@@ -216,6 +225,7 @@ class CliplessEstimator(BaseEstimator):
         self._encoder = self._fitted_encoder(
             rows, self._feature_scaling(scaling), rule, decorrelates
         )
+        self._warn_of_columns()
         rows, head = self._fitted_head(rows, rule, delta)
         with _seeded(self.random_state):
             network = build_network(self._encoder.features, rule.hidden, head.outputs)
@@ -243,22 +253,22 @@ class CliplessEstimator(BaseEstimator):
         if trainer.average is None:
             raise not_set_error("average")
         trainer.average.copy_to(network)
-        self.network_ = network.cpu().eval()
+        self._finish_network(network.cpu(), rule)
+        self.network_ = network.eval()
         self.n_iter_ = result.steps
         self.privacy_ = replace(trainer.report(), notes=self._notes())
 
     def _decide_kinds(self, rows: PrivateRows, rule: TabularRule) -> PrivateRows:
         """Put columns without a type to a vote, and leave every column in one form."""
-        before, found = self._schema, list[ColumnKind]()
+        before, votes = self._schema, list[Tensor]()
         if before.undecided:
             votes = rows.noisy_counts(
                 lambda x, codes, votes, y: votes,
-                bins=[len(COLUMN_KINDS)] * len(before.undecided),
+                bins=[len(BALLOTS)] * len(before.undecided),
                 noise_multiplier=_VOTE_NOISE * rule.query_noise,
                 label="column kinds",
             )
-            found = [COLUMN_KINDS[int(each.argmax())] for each in votes]
-        self._schema = before.decided(found)
+        self._schema = before.decided(votes)
         one_form = choose(before, self._schema)
         return rows.map_rows(lambda x, codes, votes, y: (*one_form(x, codes, votes)[:2], y))
 
@@ -304,6 +314,20 @@ class CliplessEstimator(BaseEstimator):
         )
         return encoder.decorrelated(covariance, noise=rule.covariance_noise / len(rows))
 
+    def _warn_of_columns(self) -> None:
+        """Name columns of categories of which none is frequent: by released counts alone."""
+        coded = [at for at, each in enumerate(self._schema.categorical) if each]
+        for at, kept in zip(coded, self._encoder.buckets, strict=True):
+            if not len(kept):
+                warnings.warn(
+                    f"column {self._schema.name(at)} holds no value that many rows share, by a "
+                    "noisy count: it tells the model nothing. It may be an identifier or free "
+                    "text: leave it out, since every column takes a part of the budget. Or the "
+                    "table is too small for its categories at this epsilon.",
+                    ColumnWarning,
+                    stacklevel=2,
+                )
+
     # What subclasses fill in. A regressor scales its target like one more column.
     _extra_columns = 0
 
@@ -321,6 +345,9 @@ class CliplessEstimator(BaseEstimator):
         The bias is paid for here and not trained: noise on it would shift all outputs at once.
         """
         return rows, Head(outputs=1)
+
+    def _finish_network(self, network: torch.nn.Sequential, rule: TabularRule) -> None:
+        """Change the trained network by released or public numbers alone."""
 
     def _target(self, y: Tensor) -> Tensor:
         """Map private labels to what the criterion wants, each by itself."""
@@ -360,6 +387,26 @@ class CliplessEstimator(BaseEstimator):
         save(self, path)
 
 
+def _warn_of_identifiers(schema: Schema) -> None:
+    """Say which columns are left out, or may have to be, by their names alone."""
+    names = schema.names or ()
+    for at in sorted(identifiers(names) | perhaps_identifiers(names)):
+        if schema.kinds[at] == "ignored":
+            words = (
+                "is not used: by its name it numbers the rows, and what a model learns from that "
+                "does not carry over. To use it, name it in categorical_features or feature_bounds"
+            )
+        elif at in perhaps_identifiers(names) and schema.kinds[at] != "category":
+            words = (
+                "may hold identifiers, by its name, and is used like any other column. Leave it "
+                "out if it tells people apart; name it in categorical_features if its numbers are "
+                "categories"
+            )
+        else:
+            continue
+        warnings.warn(f"column {schema.name(at)} {words}.", ColumnWarning, stacklevel=2)
+
+
 def _sampling_name(rule: TabularRule) -> SamplingName:
     return "full_batch" if rule.full_batch else "poisson"
 
@@ -372,6 +419,16 @@ def build_network(features: int, hidden: int, outputs: int) -> torch.nn.Sequenti
         lip.GroupSort(2),
         lip.SpectralLinear(hidden, outputs, bias=True, constraint="ball"),
     )
+
+
+def add_to_bias(network: torch.nn.Sequential, shift: Tensor) -> None:
+    """Shift the outputs of a trained network, as far as the bound of its last bias lets."""
+    head = network[-1]
+    if not isinstance(head, lip.SpectralLinear) or head.bias is None:
+        raise TypeError("the network must end in a spectral layer with a bias")
+    with torch.no_grad():
+        head.bias.add_(shift)
+    head.project()
 
 
 def _set_bias(network: torch.nn.Sequential, bias: Tensor | None) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -12,11 +13,17 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 
-from clipless.data import Cell
+from clipless.data import Cell, read_cell
 from clipless.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from clipless.privacy import Ledger
 from clipless.robustness import certified_radius
-from clipless.sklearn._base import FAILURE_PART, NOTES, CliplessEstimator, Head
+from clipless.sklearn._base import (
+    FAILURE_PART,
+    NOTES,
+    CliplessEstimator,
+    Head,
+    add_to_bias,
+)
 from clipless.sklearn._bounds import Bounds
 from clipless.sklearn._labels import (
     class_array,
@@ -27,6 +34,9 @@ from clipless.sklearn._labels import (
 )
 from clipless.sklearn._rule import TabularRule
 from clipless.statistics import PrivateRows, value_threshold
+
+_MOST_NUMBERS = 50  # different numbers, not declared as classes, that are not yet a quantity
+_LEAST_COVERED = 0.5  # of the rows must have a label that was found
 
 
 class CliplessClassifier(ClassifierMixin, CliplessEstimator):
@@ -57,6 +67,9 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
             and are never the same twice, so fits differ all the same.
         device: where to train; by default on the CPU.
         progress: show a progress bar.
+        class_weight: how much each class counts in predictions, by label (1 where not named), or
+            "balanced" for one over its released frequency. The trained network's logits are shifted
+            by the logarithm: no example's part grows, so it costs no noise.
 
     Attributes:
         classes_: the labels, sorted.
@@ -87,6 +100,7 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
         random_state: Any = None,
         device: str | None = None,
         progress: bool = False,
+        class_weight: Mapping[Any, float] | str | None = None,
     ) -> None:
         super().__init__(
             epsilon, delta, categorical_features=categorical_features,
@@ -94,6 +108,7 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
             device=device, progress=progress,
         )  # fmt: skip
         self.classes = classes
+        self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 - scikit-learn's names
         """Train on a table and its labels, of any type.
@@ -105,6 +120,7 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
                 f"This {type(self).__name__} estimator requires y to be passed, but the target y "
                 "is None."
             )
+        _check_weights(self.class_weight)
         table = self._read(X, reset=True)
         labels = read_labels(y)
         check_consistent_length(X, labels.positions)
@@ -153,6 +169,7 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
             by_name = {cell.name: cell for cell in cells if cell.name in counted}
             public = sorted_cells(by_name.values())
             self._require_two(public, rule, delta)
+            self._require_labels(public, [counted[cell.name] for cell in public if cell.name])
         names = [cell.name for cell in public]
         # The class of each label that occurs; labels that are no class are empty records.
         place = torch.tensor([names.index(c.name) if c.name in names else -1 for c in cells])
@@ -169,6 +186,7 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
                 label="class counts",
             )[0]
         prior = counts.clamp(min=max(1.0, 1e-3 * len(rows)))
+        self._log_weights = self._weigh(self.class_weight, prior)
         logits = torch.log(prior / prior.sum())
         binary = len(names) == 2
         bias = (logits[1] - logits[0])[None] if binary else logits - logits.mean()
@@ -186,6 +204,41 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
             "them: classes=[...]. Otherwise rare ones take more rows or a larger epsilon; for a "
             "target that is a quantity there is CliplessRegressor. What was asked is spent."
         )
+
+    def _require_labels(self, found: list[Cell], counts: list[float]) -> None:
+        """Refuse what looks like a quantity, and warn of rows left out: by noisy counts alone."""
+        part = min(sum(counts) / len(self._labels.positions), 1.0)
+        covered = f"together about {part:.0%} of the rows"
+        numbers = all(cell.kind == "number" for cell in found)
+        if numbers and (len(found) > _MOST_NUMBERS or part < _LEAST_COVERED):
+            raise ValueError(
+                f"the target seems to be a quantity: a noisy count shows {len(found)} different "
+                f"numbers that many rows hold, {covered}. For a quantity use CliplessRegressor "
+                "(clipless train --task regression); if the numbers are classes, name them: "
+                "classes=[...]. What was asked is spent."
+            )
+        if part < _LEAST_COVERED:
+            warnings.warn(
+                f"the {len(found)} classes found hold {covered}: all others have labels too rare "
+                "to be told, or none, and contribute nothing. Name the classes: classes=[...].",
+                stacklevel=2,
+            )
+
+    def _weigh(self, weights: Any, counts: Tensor) -> Tensor:
+        """The logarithm of each class's weight: given, or one over its released frequency."""
+        if weights is None:
+            return torch.zeros_like(counts)
+        if isinstance(weights, str):
+            return -torch.log(counts / counts.sum())
+        given = dict(zip((read_cell(key).name for key in weights), weights.values(), strict=True))
+        names = [read_cell(each).name for each in self.classes_]
+        return torch.log(torch.tensor([float(given.get(name, 1.0)) for name in names]).double())
+
+    def _finish_network(self, network: torch.nn.Sequential, rule: TabularRule) -> None:
+        """Shift the logits by the weights: what training with them would tend to, for free."""
+        shift = self._log_weights - self._log_weights.mean()
+        shift = (shift[1] - shift[0])[None] if len(shift) == 2 else shift
+        add_to_bias(network, shift / rule.temperature)
 
     def _target(self, y: Tensor) -> Tensor:
         return y.float() if len(self.classes_) == 2 else y
@@ -247,3 +300,17 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
         numbers, codes, _ = self._read(X, reset=False)
         encoded = self._encoder(numbers, codes)
         return (certified_radius(self.network_, encoded) / self._encoder.lipschitz()).numpy()
+
+
+def _check_weights(weights: Any) -> None:
+    """Refuse weights that are not "balanced", None, or positive numbers by label."""
+    if weights is None or weights == "balanced":
+        return
+    if not isinstance(weights, Mapping):
+        raise ValueError(
+            f'class_weight must be a mapping from labels to weights, "balanced" or None, got '
+            f"{weights!r}"
+        )
+    bad = [label for label, weight in weights.items() if not 0 < float(weight) < float("inf")]
+    if bad:
+        raise ValueError(f"class_weight must be positive and finite, which it is not for {bad}")

@@ -16,6 +16,7 @@ from scipy import optimize, stats
 from clipless.accounting import (
     FixedSizeSampling,
     FullBatch,
+    LargeDelta,
     Mechanism,
     PoissonSampling,
     Relation,
@@ -574,11 +575,13 @@ def test_a_delta_that_is_chosen_is_looked_at():
     assert chosen_delta(None, 60_000) == 1e-6
     assert chosen_delta(1e-6, 60_000) == 1e-6
     with pytest.warns(UserWarning, match=r"above 0\.1/N"):
-        assert chosen_delta(1e-5, 60_000) == 1e-5
+        assert chosen_delta(LargeDelta(1e-5), 60_000) == 1e-5
+    with pytest.raises(PrivacyError, match=r"above 0\.1/N.*LargeDelta"):
+        chosen_delta(1e-5, 60_000)
     for each in (0.99999 / 10, 0.11 / 10):
         with pytest.warns(UserWarning, match="publishes one example"):
-            chosen_delta(each, 10)
-    for each in (1 / 60_000, 1e-4, 0.5):
+            chosen_delta(LargeDelta(each), 10)
+    for each in (1 / 60_000, 1e-4, 0.5, LargeDelta(1e-4), LargeDelta(0.5)):
         with pytest.raises(PrivacyError, match="at least 1/N"):
             chosen_delta(each, 60_000)
     for each in (0.0, 1.0, math.nan):

@@ -52,6 +52,9 @@ def train(
     loss: Annotated[str | None, typer.Option(help="A loss by name: cross_entropy, ...")] = None,
     epsilon: Annotated[float | None, typer.Option(help="The privacy budget.")] = None,
     delta: Annotated[float | None, typer.Option(help="By default 0.1/N, rounded down.")] = None,
+    large_delta: Annotated[
+        bool, typer.Option("--large-delta", help="Accept a delta above 0.1/N; never above 1/N.")
+    ] = False,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Noise over sensitivity, instead of a budget or with one.")
     ] = None,
@@ -102,6 +105,7 @@ def train(
         "data.target": target, "data.task": task, "data.root": root, "data.limit": limit,
         "model.name": model, "loss.name": loss,
         "privacy.epsilon": epsilon, "privacy.delta": delta,
+        "privacy.large_delta": large_delta or None,
         "privacy.noise_multiplier": noise_multiplier,
         "training.epochs": epochs, "training.steps": steps, "training.batch_size": batch_size,
         "training.learning_rate": learning_rate, "training.product_clip": product_clip,

@@ -191,12 +191,17 @@ def _meaning(
         f"Whoever has to guess {question} was used, after a fair coin has decided, is right at "
         f"most {sure} of the time by epsilon alone, and at most {percent_upper(exact)} by the "
         "whole privacy curve of this run. Blind guesses are right 50% of the time.",
-        f"{_strength(epsilon)} (Epsilon up to 1 is commonly called strong, up to 10 reasonable, "
+        f"{_strength(epsilon, plan)} (Epsilon up to 1 is commonly called strong, up to 10 reasonable, "
         "beyond that weak.)",
     )
 
 
-def _strength(epsilon: float) -> str:
+def _strength(epsilon: float, plan: Plan) -> str:
+    if plan.delta > 0.1 / plan.sampling.dataset_size * (1 + 1e-9):
+        return (
+            "As guarantees go, this is a weak one, whatever its epsilon: delta is so large that "
+            "publishing an example now and then would keep it."
+        )
     if epsilon <= 1:
         return "As guarantees go, this is a strong one."
     if epsilon <= 10:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
+from clipless.accounting import LargeDelta
 from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.folders import RunFile, RunFolder, RunFolderError
 from clipless.runs.config._fields import NOTHING, check_setting, read_section, refuse_unknown
@@ -133,6 +134,8 @@ class PrivacyConfig:
 
     epsilon: float | None = None
     delta: float | None = None
+    large_delta: bool = False
+    """Whether a delta above 0.1/N is meant; above 1/N it is refused in any case."""
     noise_multiplier: float | None = None
     sampling: Literal["poisson", "fixed_size", "full_batch"] = "poisson"
     relation: Literal["zero_out", "replace_one", "add_remove"] | None = None
@@ -155,6 +158,8 @@ class PrivacyConfig:
             self.delta is None or 0 < self.delta < 1,
             f"privacy.delta must lie between 0 and 1, got {self.delta}",
         )
+        if self.large_delta and self.delta is not None:
+            object.__setattr__(self, "delta", LargeDelta(self.delta))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from clipless.errors import (
     LedgerError,
     PrivacyError,
 )
-from clipless.privacy import FixedSizeSampling, Ledger, PoissonSampling
+from clipless.privacy import FixedSizeSampling, LargeDelta, Ledger, PoissonSampling
 from clipless.privacy import epsilon as account
 from clipless.privacy.step._output_guard import call_of
 from tests.nn.operators import norm_of, singular_values
@@ -277,7 +277,9 @@ def test_a_delta_that_permits_to_publish_an_example():
         with refused("at least 1/N", "publishing"):
             Run(target_delta=delta)
     with pytest.warns(UserWarning, match="0.1/N"):
-        run = Run(target_delta=0.0099)
+        run = Run(target_delta=LargeDelta(0.0099))
+    with refused("0.1/N", "LargeDelta"):
+        Run(target_delta=0.0099)
     assert any("publishing" in caveat for caveat in run.steps(1).engine.report().caveats)
     assert not any("publishing" in caveat for caveat in Run().steps(1).engine.report().caveats)
 
