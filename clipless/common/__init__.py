@@ -1,6 +1,6 @@
 """What every room shares: checks of arguments, lazy names, damaged files, the place of releases."""
 
-from clipless.common._arguments import not_set_error, require_positive, names_moved_arguments
+from clipless.common._arguments import did_you_mean, not_set_error, require_positive, names_moved_arguments
 from clipless.common._lazy import lazy_names
 from clipless.common._lock import take_lock
 from clipless.common._malformed import MALFORMED_ERRORS, error_text
@@ -18,6 +18,7 @@ __all__: list[str] = [
     "MALFORMED_ERRORS",
     "Query",
     "Watcher",
+    "did_you_mean",
     "empty_row",
     "fresh_bits",
     "lazy_names",

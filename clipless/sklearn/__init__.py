@@ -1,5 +1,6 @@
 """Private estimators with scikit-learn's interface: no hyper-parameter to choose."""
 
+from clipless.sklearn import _requirement as _requirement  # first, for its hint
 from clipless.sklearn._classifier import CliplessClassifier
 from clipless.sklearn._fits import RepeatedFitWarning
 from clipless.sklearn._labels import read_labels, same_labels
