@@ -3,14 +3,25 @@
 import json
 import os
 import platform
+import shutil
 import sys
+import tempfile
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 
-RESULTS = Path(__file__).parent / "results"
+COMMITTED = Path(__file__).parent / "results"
+RESULTS = COMMITTED
+if os.environ.get("CLIPLESS_COMMIT_RESULTS") != "1":
+    RESULTS = Path(tempfile.gettempdir()) / "clipless-results"
+    if not RESULTS.exists():  # what is drawn from earlier figures needs them
+        shutil.copytree(COMMITTED, RESULTS)
+"""Where results go: to a scratch folder, unless CLIPLESS_COMMIT_RESULTS=1 asks for `results/`.
+
+A benchmark that is merely tried does not overwrite figures that the documentation quotes.
+"""
 
 
 def machine() -> dict[str, Any]:
@@ -56,4 +67,6 @@ def _write(name: str, content: Any) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(content, indent=2) + "\n")
+    if RESULTS != COMMITTED:
+        print(f"kept in {RESULTS}; CLIPLESS_COMMIT_RESULTS=1 writes to {COMMITTED}")
     return path

@@ -23,7 +23,7 @@ from clipless.bounds._sensitivity import (
 )
 from clipless.bounds._shapes import TracedModel
 from clipless.bounds._structure import ModelSnapshot
-from clipless.bounds._trace import check_rules
+from clipless.bounds._trace import check_rules, unsupported_operations
 from clipless.bounds._trial_run import is_trial_run, seed_generators
 from clipless.bounds.rules import RULE_FILES as RULE_FILES
 from clipless.bounds.rules import weight_product
@@ -47,6 +47,7 @@ __all__ = [
     "TracedModel",
     "has_global_hooks",
     "check_rules",
+    "unsupported_operations",
     "find_rule",
     "hooks_of",
     "input_shapes",

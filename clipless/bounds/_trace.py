@@ -28,6 +28,7 @@ from clipless.bounds._refusal import (
     refuse_target,
 )
 from clipless.bounds._rule import find_rule, registered_types
+from clipless.errors import UnsupportedOperationError
 from clipless.kernels import TRACING_LOCK
 from clipless.nn import ConstrainedModule
 
@@ -57,6 +58,30 @@ def check_rules(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor]]:
     for node in graph.nodes:
         _check_node(node, model)
     return graph, constants
+
+
+def unsupported_operations(model: nn.Module) -> list[UnsupportedOperationError]:
+    """Return a refusal for every module and operation of `model` that has no rule, in order.
+
+    `check_rules` stops at the first. A model that cannot be traced at all has that one problem.
+    """
+    problems: list[UnsupportedOperationError] = []
+    for path, module in model.named_modules():
+        try:
+            refuse_altered_module(path, module)
+        except UnsupportedOperationError as error:
+            problems.append(error)
+    try:
+        graph, _, drawn = _traced(model)
+        refuse_randomness(drawn)
+    except UnsupportedOperationError as error:
+        return [*problems, error]
+    for node in graph.nodes:
+        try:
+            _check_node(node, model)
+        except UnsupportedOperationError as error:
+            problems.append(error)
+    return problems
 
 
 def _traced(model: nn.Module) -> tuple[fx.Graph, dict[str, Tensor], list[str]]:

@@ -13,6 +13,7 @@ from clipless.cli.commands._bounds import bounds
 from clipless.cli.commands._budget import budget
 from clipless.cli.commands._certify import certify
 from clipless.cli.commands._data import data_app
+from clipless.cli.commands._doctor import doctor
 from clipless.cli.commands._export import export
 from clipless.cli.commands._report import report
 from clipless.cli.commands._sweep import sweep
@@ -56,5 +57,6 @@ app.command()(audit)
 app.command()(report)
 app.command()(export)
 app.command()(sweep)
+app.command()(doctor)
 app.add_typer(data_app, name="data")
 app.command(context_settings={"allow_interspersed_args": False})(bench)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from rich.progress import track
 
-from clipless.cli._output import error_console
+from clipless.cli._output import error_console, note
 from clipless.cli.commands._certify import Method, require_lipschitz
 from clipless.robustness import (
     RADIUS_FACTORS,
@@ -18,9 +19,13 @@ from clipless.robustness import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from clipless.runs import Run, RunData
 
 _PART = 500
+_TRIES = 3
+_SHORT = 60  # seconds
 
 
 def attack_run(
@@ -42,6 +47,7 @@ def attack_run(
         require_lipschitz(data)
     x = run.tensors(data.test)[0][:examples]
     output = error_console()
+    _estimate(run, x, steps=steps * restarts * (1 + (len(RADIUS_FACTORS) if nearest else 0)))
     parts = [
         attack_certificates(
             run.model,
@@ -71,3 +77,18 @@ def attack_run(
         ),
         attacked=sum(part.attacked for part in parts),
     )
+
+
+def _estimate(run: Run, x: Tensor, *, steps: int) -> None:
+    """Say how long the attack will take, from a few of its gradients; nothing if it is short."""
+    model, part = run.model, x[:_PART].to(next(run.model.parameters()).device)
+    begun = time.perf_counter()
+    for _ in range(_TRIES):
+        part = part.detach().requires_grad_()
+        torch.autograd.grad(model(part).sum(), part)
+    seconds = (time.perf_counter() - begun) / _TRIES * steps * -(-len(x) // _PART)
+    if seconds > _SHORT:
+        note(
+            f"The attack on {len(x):,} examples will take about {seconds / 60:.0f} minutes here. "
+            "--examples 500 attacks the first 500, --device cuda uses a GPU."
+        )

@@ -36,7 +36,7 @@ def draw(curve: Curve, path: Path, *, delta: float, title: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("--plot needs matplotlib: pip install matplotlib") from error
+        raise ImportError("--plot needs matplotlib: pip install 'clipless[plots]'") from error
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
     axes.plot([steps for steps, _ in curve], [epsilon for _, epsilon in curve], marker=".")

@@ -44,6 +44,9 @@ _CODES = {
     "LedgerError": ExitCode.RUN_FOLDER,
     "CliplessError": ExitCode.REFUSED,
     "ImportError": ExitCode.MISSING_PACKAGE,
+    "PermissionError": ExitCode.USAGE,  # a file or folder that was named cannot be used
+    "NotADirectoryError": ExitCode.USAGE,
+    "IsADirectoryError": ExitCode.USAGE,
 }
 
 

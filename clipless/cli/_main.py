@@ -60,6 +60,8 @@ def _explain(error: BaseException, *, as_json: bool) -> int:
     else:
         code = exit_code_of(error)
         message = str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.filename is not None:
+            message = f"{error.filename}: {error.strerror}"
         if code == ExitCode.UNEXPECTED:
             message = (
                 f"an error that nobody foresaw, {type(error).__name__}: {message}. Add --debug to "

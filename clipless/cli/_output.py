@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from clipless.folders import json_data
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+_PIPE_WIDTH = 250
 
 
 def console() -> Console:
@@ -36,6 +39,8 @@ def emit(data: Mapping[str, Any], *shown: RenderableType, json: bool) -> None:
     from rich.text import Text
 
     output = console()
+    if not output.is_terminal and "COLUMNS" not in os.environ:
+        output.width = _PIPE_WIDTH  # tables in files and pipes are not cut
     for each in shown:
         # Text is wrapped for people, not for pipes.
         output.print(each, soft_wrap=isinstance(each, str | Text) and not output.is_terminal)

@@ -1,6 +1,11 @@
 """Helpers of all rooms: argument checks, lazy names, errors of damaged files, locks, releases."""
 
-from clipless.common._arguments import names_moved_arguments, not_set_error, require_positive
+from clipless.common._arguments import (
+    did_you_mean,
+    names_moved_arguments,
+    not_set_error,
+    require_positive,
+)
 from clipless.common._lazy import lazy_names
 from clipless.common._lock import take_lock
 from clipless.common._malformed import MALFORMED_ERRORS, error_text
@@ -18,6 +23,7 @@ __all__: list[str] = [
     "MALFORMED_ERRORS",
     "Query",
     "Watcher",
+    "did_you_mean",
     "empty_row",
     "fresh_bits",
     "lazy_names",

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any, TypeVar
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
+
+
+_ELSEWHERE = {
+    "max_grad_norm": "gradients are not clipped: their bounds follow from the architecture. Leave "
+    "it out; clipless.nn.ClipGradient(norm) at the output, or product_clip, lowers the noise",
+    "poisson_sampling": "write sampling='poisson', which is the default",
+    "clipping": "gradients are not clipped. Leave it out",
+    "grad_sample_mode": "there are no per-example gradients. Leave it out",
+    "loss_reduction": "the criterion sums over examples and divides by the expected batch size. "
+    "Leave it out",
+    "batch_first": "the batch is the first axis. Leave it out",
+    "secure_mode": "noise comes from the operating system's randomness already. Leave it out",
+}
+"""Arguments of Opacus that have no counterpart, and why."""
 
 
 def not_set_error(what: str) -> RuntimeError:
@@ -24,6 +39,20 @@ def require_positive(name: str, value: float) -> float:
     if not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} must be finite and greater than 0, got {value!r:.40}.")
     return float(value)
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return a sentence that names the nearest known name, with a space before it, or nothing.
+
+    Example:
+        >>> "there is no model 'lent'." + did_you_mean("lent", ["lenet", "vgg"])
+        "there is no model 'lent'. Did you mean 'lenet'?"
+        >>> did_you_mean("transformer", ["lenet", "vgg"])
+        ''
+    """
+    folded = {each.lower().replace("_", "-"): each for each in known}
+    near = difflib.get_close_matches(str(name).lower().replace("_", "-"), folded, n=1)
+    return f" Did you mean {folded[near[0]]!r}?" if near else ""
 
 
 def names_moved_arguments(**places: type) -> Callable[[_Callable], _Callable]:
@@ -57,7 +86,8 @@ def names_moved_arguments(**places: type) -> Callable[[_Callable], _Callable]:
 
 
 def _checked(function: Any, name: str, places: dict[str, type]) -> Any:
-    own = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    own = signature.parameters
 
     @functools.wraps(function)
     def checked(*arguments: Any, **keywords: Any) -> Any:
@@ -65,6 +95,17 @@ def _checked(function: Any, name: str, places: dict[str, type]) -> Any:
             written = _written(keyword, places)
             if written is not None:
                 raise TypeError(f"{name}() takes {keyword} as {written}")
+            if keyword in _ELSEWHERE:
+                raise TypeError(f"{name}() takes no {keyword}: {_ELSEWHERE[keyword]}")
+        if own.keys() >= {"criterion"} and "criterion" not in keywords:
+            try:
+                signature.bind(*arguments, **keywords)
+            except TypeError as error:
+                if "'criterion'" in str(error):
+                    raise TypeError(
+                        f"{name}() needs criterion: a loss of clipless.losses, such as "
+                        "CrossEntropy(), whose Lipschitz constant is part of every bound"
+                    ) from None
         return function(*arguments, **keywords)
 
     return checked

@@ -64,7 +64,7 @@ def _pandas() -> Any:
     try:
         return importlib.import_module("pandas")
     except ImportError as error:
-        raise ImportError("tables need pandas: pip install pandas") from error
+        raise ImportError("tables need pandas: pip install 'clipless[data]'") from error
 
 
 def _parquet(path: Path) -> Any:
@@ -72,7 +72,7 @@ def _parquet(path: Path) -> Any:
     try:
         return pandas.read_parquet(path)
     except ImportError as error:
-        raise ImportError(f"{path}: parquet files need pyarrow: pip install pyarrow") from error
+        raise ImportError(f"{path}: parquet needs pyarrow: pip install 'clipless[data]'") from error
     except Exception as error:  # pyarrow has errors of its own
         raise DataFileError(f"{path} is not a readable parquet file: {error}") from error
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from clipless.common import did_you_mean
 from clipless.models._config import ModelConfig
 
 ConfigType = TypeVar("ConfigType", bound=ModelConfig)
@@ -133,9 +134,10 @@ def from_dict(data: Mapping[str, Any]) -> ModelConfig:
     known = [field for field in fields(kind) if field.init]
     unknown = settings.keys() - {field.name for field in known}
     if unknown:
+        hint = did_you_mean(min(unknown), (field.name for field in known))
         raise ValueError(
-            f"{data['name']} has no setting {_listed(sorted(unknown))}; its settings are "
-            f"{_listed(field.name for field in known)}"
+            f"{data['name']} has no setting {_listed(sorted(unknown))}.{hint} Its settings are "
+            f"{_listed(field.name for field in known)}."
         )
     missing = [f.name for f in known if f.default is MISSING and f.name not in settings]
     if missing:
@@ -145,7 +147,8 @@ def from_dict(data: Mapping[str, Any]) -> ModelConfig:
 
 def _entry(name: Any) -> _Entry:
     if not isinstance(name, str) or name not in _MODELS:
-        raise ValueError(f"there is no model {name!r}; the models are {_listed(names())}")
+        hint = did_you_mean(name, names())
+        raise ValueError(f"there is no model {name!r}.{hint} The models are {_listed(names())}.")
     return _MODELS[name]
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from clipless.accounting import Accountant, AccountantName, Relation, RenyiFilter, Sampling, epsilon
-from clipless.bounds import Shape, check_rules, sensitivity, unwrap_module
+from clipless.bounds import Shape, check_rules, sensitivity, unsupported_operations, unwrap_module
 from clipless.common import names_moved_arguments, not_set_error, publish
 from clipless.errors import CliplessError, PrivacyError
 from clipless.ledger import Ledger, accountant_of
@@ -29,6 +29,7 @@ from clipless.privacy._quantile_thresholds import initial_quantile_thresholds, q
 from clipless.privacy._report import PrivacyReport
 from clipless.privacy._resume import begin_run, run_state
 from clipless.privacy.sampling._loader import PrivateLoader
+from clipless.privacy.step._checks import check_criterion
 from clipless.privacy.step._session import TrainingSession
 
 Private = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
@@ -330,7 +331,23 @@ class PrivacyEngine:
         """Return what keeps `module` from being trained privately; an empty list if nothing does.
 
         Without `input_shape` only the operations are looked up; with it, the bounds are computed.
+        All layers and operations without a rule are listed, and the criterion if it is none.
+
+        Example:
+            >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+            >>> [str(problem).split(":")[0] for problem in PrivacyEngine.validate(model)]
+            ['0 (Linear)', '1 (BatchNorm1d)']
         """
+        problems: list[CliplessError] = []
+        if criterion is not None:
+            try:
+                check_criterion(criterion)
+            except CliplessError as error:
+                problems.append(error)
+                criterion = None
+        problems += unsupported_operations(unwrap_module(module))
+        if problems:
+            return problems
         try:
             if input_shape is None:
                 check_rules(unwrap_module(module))

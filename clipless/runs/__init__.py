@@ -9,7 +9,13 @@ from clipless.common import lazy_names
 
 if TYPE_CHECKING:
     from clipless.folders import RunFolderError
-    from clipless.runs._build import build_loss, resolved_config, resolved_loss, targets_for
+    from clipless.runs._build import (
+        build_loss,
+        resolved_config,
+        resolved_loss,
+        targets_for,
+        usable_device,
+    )
     from clipless.runs._model_kinds import default_model, run_kind
     from clipless.runs._open import Run, open_run
     from clipless.runs._process_agreement import RunProcesses
@@ -78,6 +84,7 @@ __all__ = [
     "train_on",
     "as_type",
     "resolved_config",
+    "usable_device",
 ]
 
 if not TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import nn
 
 from clipless import losses, models
 from clipless.bounds import clip_products
-from clipless.common import not_set_error
+from clipless.common import did_you_mean, not_set_error
 from clipless.data import Augmentation, Compose, RandomCrop, RandomFlip
 from clipless.nn import ClipGradient, FollowQuantile
 from clipless.privacy import default_delta, named_sampling, steps_of_one_pass
@@ -47,7 +47,7 @@ def resolved_config(config: RunConfig, data: RunData) -> RunConfig:
         raise ConfigError(f"training.batch_size={batch_size} exceeds the {data.size} examples")
     if privacy.sampling == "full_batch":
         batch_size = data.size
-    device = training.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = training.device or str(usable_device(None))
     pass_steps = steps_of_one_pass(named_sampling(privacy.sampling, data.size, batch_size))
     steps = training.steps or round((training.epochs or 0) * pass_steps)
     return replace(
@@ -64,6 +64,43 @@ def resolved_config(config: RunConfig, data: RunData) -> RunConfig:
             checkpoint_every=training.checkpoint_every or max(pass_steps, -(-steps // 20)),
         ),
     )
+
+
+def check_names(model: Choice, loss: Choice) -> None:
+    """Refuse a model or a loss that does not exist, with the nearest one that does."""
+    known = (*models.names(), SCATTERING, TABULAR)
+    if model.name is not None and model.name not in known:
+        raise ConfigError(
+            f"there is no model {model.name!r}.{did_you_mean(model.name, known)} The models are "
+            f"{listed(models.names())}, {SCATTERING} for images and {TABULAR} for tables."
+        )
+    if loss.name is not None and loss.name not in LOSSES:
+        raise ConfigError(
+            f"there is no loss {loss.name!r}.{did_you_mean(loss.name, LOSSES)} The losses are "
+            f"{listed(LOSSES)}."
+        )
+
+
+def usable_device(name: str | None) -> torch.device:
+    """Return a device that tensors can be put on, by default a GPU if there is one, or refuse it.
+
+    Example:
+        >>> usable_device("cpu")
+        device(type='cpu')
+    """
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        gpus = torch.cuda.device_count()
+        there = f"cpu and {gpus} GPU(s), cuda:0 and so on" if gpus else "cpu alone: there is no GPU"
+        said = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"the device {name!r} cannot be used ({said}). This torch can use {there}."
+        ) from error
+    return device
 
 
 def build_model(config: RunConfig) -> nn.Module:
@@ -147,11 +184,7 @@ def targets_for(choice: Choice, targets: torch.Tensor) -> torch.Tensor:
 
 def _resolved_model(choice: Choice, data: RunData, *, binary: bool) -> Choice:
     name = choice.name or default_model(data)
-    if name not in models.names():
-        raise ConfigError(
-            f"there is no model {name!r}; the models are {listed(models.names())}, {SCATTERING} "
-            f"for images and {TABULAR} for tables"
-        )
+    check_names(Choice(name=name), Choice())
     if data.kind == "table":
         raise ConfigError(f"a table of your own is trained with the model {TABULAR}, not {name}")
     settings = dict(choice.settings)
@@ -175,8 +208,7 @@ def _resolved_model(choice: Choice, data: RunData, *, binary: bool) -> Choice:
 def resolved_loss(choice: Choice) -> Choice:
     """Return a loss with all of its settings, the usual one if none is named."""
     name = choice.name or "cross_entropy"
-    if name not in LOSSES:
-        raise ConfigError(f"there is no loss {name!r}; the losses are {listed(LOSSES)}")
+    check_names(Choice(), Choice(name=name))
     parameters = dict(inspect.signature(LOSSES[name]).parameters)
     parameters.pop("reduction")
     refuse_unknown(choice.settings, parameters, where=f"[loss] {name}")

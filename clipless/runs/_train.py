@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -75,6 +76,8 @@ def train_run(
     """
     group = RunProcesses()
     folder = RunFolder(out)
+    _build.check_names(config.model, config.loss)
+    _build.usable_device(config.training.device)
     group.from_first(lambda: _check_place(folder, resume=resume))
     shown = progress if group.first else False
 
@@ -250,8 +253,21 @@ def _check_place(folder: RunFolder, *, resume: bool) -> None:
             f"{path} holds a run already. Go on with it by --resume (resume=True), or choose "
             "another folder; a new run on the same data costs its own budget on top."
         )
+    _check_writable(path)
     if not resume and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path} exists and is not empty: choose a new folder for the run")
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a place where no folder can be made, before data are read for hours."""
+    above = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not above.is_dir():
+        raise ConfigError(f"{path} cannot be a folder: {above} is a file")
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror} ({above})") from error
 
 
 def _require_same(folder: RunFolder, config: RunConfig) -> None:

@@ -3,9 +3,13 @@
 Importing this package is quick: scikit-learn and torch are loaded with the first estimator.
 """
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from clipless.common import lazy_names
+
+if find_spec("sklearn") is None:
+    raise ImportError("clipless.sklearn needs scikit-learn: pip install 'clipless[sklearn]'")
 
 if TYPE_CHECKING:
     from clipless.sklearn._classifier import CliplessClassifier

@@ -48,7 +48,7 @@ def plot_front(result: SweepResult, path: str | Path) -> Path:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("the plot needs matplotlib: pip install matplotlib") from error
+        raise ImportError("the plot needs matplotlib: pip install 'clipless[plots]'") from error
     ended = [t for t in result.trials if t.epsilon is not None]
     panels: list[tuple[str, list[TrialRecord], str]] = [
         (result.sweep.metric, [t for t in ended if t.value is not None], "value")

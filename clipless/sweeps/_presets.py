@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from clipless.common import did_you_mean
 from clipless.runs import ConfigError
 
 _CLIPPED = {"clip_quantile": 0.9}
@@ -110,5 +111,8 @@ def preset(name: str) -> dict[str, Any]:
         {'low': 0.01, 'high': 18.0, 'when': {'loss.name': 'cross_entropy'}}
     """
     if name not in _PRESETS:
-        raise ConfigError(f"there is no preset {name!r}; the presets are {', '.join(presets())}")
+        raise ConfigError(
+            f"there is no preset {name!r}.{did_you_mean(name, presets())} The presets are "
+            f"{', '.join(presets())}."
+        )
     return {section: dict(given) for section, given in _PRESETS[name].items()}

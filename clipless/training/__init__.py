@@ -6,6 +6,7 @@ from clipless.training._layer_adam import LayerAdam
 from clipless.training._options import TrainingOptions
 from clipless.training._processes import join_torchrun
 from clipless.training._result import FitResult, StopReason
+from clipless.training._signal import LittleSignalWarning
 from clipless.training._state import generator_states, restore_generators, tensors_to_bytes
 from clipless.training._trainer import Trainer
 
@@ -18,6 +19,7 @@ __all__ = [
     "TensorBoardWriter",
     "LayerAdam",
     "WeightAverage",
+    "LittleSignalWarning",
     "StopReason",
     "generator_states",
     "join_torchrun",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from clipless.privacy import PrivateLoader, check_wrappable
 
@@ -25,7 +26,9 @@ def training_loader(data: Any, batch_size: int | None) -> DataLoader[Any]:
         return data
     if batch_size is None:
         raise ValueError("batch_size is needed: the number of examples in a batch, on average")
-    return DataLoader(_dataset(data), batch_size=batch_size)
+    loader = DataLoader(_dataset(data), batch_size=batch_size)
+    check_wrappable(loader)
+    return loader
 
 
 def evaluation_batches(data: Any) -> Iterator[Any]:
@@ -52,10 +55,22 @@ def inputs_of(batch: Any, device: torch.device) -> Tensor:
 
 
 def _dataset(data: Any) -> Dataset[Any]:
-    if isinstance(data, Tensor):
-        return TensorDataset(data)
-    if isinstance(data, tuple | list) and all(isinstance(part, Tensor) for part in data):
-        return TensorDataset(*data)
+    if isinstance(data, Tensor | np.ndarray):
+        data = (data,)
+    if isinstance(data, tuple | list) and all(
+        isinstance(part, Tensor | np.ndarray) for part in data
+    ):
+        parts = [_tensor(part) for part in data]
+        sizes = [len(part) for part in parts]
+        if len(set(sizes)) > 1:
+            raise ValueError(f"inputs and targets differ in number: {sizes}")
+        return TensorDataset(*parts)
+    if isinstance(data, IterableDataset):
+        raise TypeError(
+            f"{type(data).__name__} is a stream: examples can only be drawn independently from a "
+            "data set with a length and an index. Use a map-style Dataset, or read the stream "
+            "into tensors."
+        )
     if isinstance(data, PrivateLoader):
         raise TypeError("a PrivateLoader draws at random: give the data set that it reads")
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
@@ -64,3 +79,16 @@ def _dataset(data: Any) -> Dataset[Any]:
             "DataLoader"
         )
     return data
+
+
+def _tensor(values: Tensor | np.ndarray[Any, Any]) -> Tensor:
+    """Return an array as a tensor, and float64, which numpy makes of everything, as float32."""
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind not in "biuf":
+            raise TypeError(
+                f"an array of {values.dtype} is no tensor: encode text and objects as numbers, or "
+                "use clipless.sklearn, which does"
+            )
+        values = torch.from_numpy(np.ascontiguousarray(values))
+    default = torch.get_default_dtype()
+    return values.to(default) if values.dtype == torch.float64 else values

@@ -36,6 +36,7 @@ from clipless.training._metrics import RunningMetrics, evaluate
 from clipless.training._options import MakeOptimizer, TrainingOptions
 from clipless.training._processes import join_torchrun
 from clipless.training._result import FitResult, StopReason
+from clipless.training._signal import typical_gradients, warn_of_little_signal
 
 
 @names_moved_arguments(options=PrivacyOptions, training=TrainingOptions)
@@ -136,12 +137,14 @@ class Trainer:
         self._running = RunningMetrics()
 
     def fit(self, train_data: Any, validation_data: Any = None) -> FitResult:
-        """Train on a tuple of tensors, a `Dataset` or a `DataLoader` of inputs and targets.
+        """Train on a tuple of tensors or arrays, a `Dataset` or `DataLoader` of inputs and targets.
 
         Validation data of the same kinds are evaluated after every epoch, with the averaged
         weights if there are any, and at the end with both. They are not private.
         """
         loader = training_loader(train_data, self._batch_size)
+        if isinstance(train_data, tuple | list) and len(train_data) != 2:
+            raise TypeError(f"fit takes (inputs, targets), got {len(train_data)} parts")
         fit = Fit(self, loader, validation_data)
         fit.run()
         seconds = fit.seconds
@@ -250,12 +253,17 @@ class Trainer:
             "target_delta": self._target_delta, "resume_from": state,
             "options": replace(self._options, replay=replay and self._options.replay),
         }  # fmt: skip
+        typical = None if state is not None else typical_gradients(
+            self.model, self.criterion, self._options.input_shape or example_shape(data.dataset)
+        )  # fmt: skip
         if self._noise_multiplier is None:
             _, _, loader = self.engine.make_private_with_epsilon(**shared)
         else:
             _, _, loader = self.engine.make_private(
                 noise_multiplier=self._noise_multiplier, **shared
             )
+        if typical is not None:
+            warn_of_little_signal(self.engine.plan, typical)
         planned = self.engine.plan.steps
         if planned is None:
             raise not_set_error("planned")

@@ -10,7 +10,7 @@ from clipless.cli._exits import ExitCode, exit_code_of
 from tests.cli.shell import environment, here, refused, shell
 
 COMMANDS = (
-    "train", "budget", "bounds", "certify", "audit", "report", "export", "bench",
+    "train", "budget", "bounds", "certify", "audit", "report", "export", "bench", "doctor",
     "data list", "data fetch", "data check",
 )  # fmt: skip
 

@@ -71,8 +71,8 @@ def refused(match, name, **settings):
 
 
 def test_unknown_names_and_settings_are_refused_with_the_known_ones():
-    refused(r"no model 'alexnet'; the models are head, lenet, mixer", "alexnet", classes=2)
-    refused(r"lenet has no setting depth, widht; its settings are input_shape, classes, .*hidden",
+    refused(r"no model 'alexnet'.*The models are head, lenet, mixer", "alexnet", classes=2)
+    refused(r"lenet has no setting depth, widht.*Its settings are input_shape, classes, .*hidden",
             "lenet", input_shape=(1, 8, 8), classes=2, widht=3, depth=2)  # fmt: skip
     refused("head has no setting input_shape", "head", features=8, classes=2, input_shape=(8,))
     refused("lenet needs input_shape, classes", "lenet")

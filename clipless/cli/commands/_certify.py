@@ -67,13 +67,10 @@ def certify(
     if not scale > 0 or (examples is not None and examples < 1):
         raise ConfigError("--scale must be above 0 and --examples at least 1")
     require_run(run)
-    from clipless.runs import open_run
+    from clipless.runs import open_run, usable_device
 
     opened = open_run(run)
-    try:
-        opened.model.to(device)
-    except (RuntimeError, AssertionError) as error:  # what torch says of a device that is not there
-        raise ConfigError(f"--device {device}: {error}") from error
+    opened.model.to(usable_device(device))
     data = opened.data(root=root)
     chosen = [scale * each for each in wanted or _usual_radii(opened, data)]
     with working("certifying"):

@@ -40,7 +40,7 @@ def export(
         ),
     ] = Format.TORCH,
     out: Annotated[
-        Path | None, typer.Option(help="The file; by default model.pt2 etc. in the run folder.")
+        Path | None, typer.Option(help="The file; by default export.pt2 etc. in the run folder.")
     ] = None,
     json: Json = False,
     debug: Debug = False,
@@ -60,7 +60,7 @@ def export(
         for package in ("onnx", "onnxscript"):
             if importlib.util.find_spec(package) is None:
                 raise ImportError(
-                    f"--format onnx needs the package {package}: pip install onnx onnxscript"
+                    f"--format onnx needs the package {package}: pip install 'clipless[onnx]'"
                 )
     require_run(run)
     path = out or run / f"export{_ENDINGS[form]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import warnings
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from clipless.common import did_you_mean
 from clipless.data._errors import DataFileError, DataNotFoundError
 from clipless.data._split import split_rows
 from clipless.data.sources._contents import checksum, contents_of, holds_one_file
@@ -85,8 +85,7 @@ def _source(name: str) -> Source:
     by_key = {known.lower(): source for known, source in SOURCES.items()}
     key = name.lower().replace("_", "-")
     if key not in by_key:
-        near = difflib.get_close_matches(key, by_key, n=1)
-        hint = f" Did you mean {by_key[near[0]].info.name!r}?" if near else ""
+        hint = did_you_mean(key, (each.info.name for each in by_key.values()))
         raise ValueError(f"no data set {name!r}.{hint} There are {', '.join(SOURCES)}.")
     return by_key[key]
 

@@ -191,8 +191,8 @@ def _meaning(
         f"Whoever has to guess {question} was used, after a fair coin has decided, is right at "
         f"most {sure} of the time by epsilon alone, and at most {percent_upper(exact)} by the "
         "whole privacy curve of this run. Blind guesses are right 50% of the time.",
-        f"{_strength(epsilon, plan)} (Epsilon up to 1 is commonly called strong, up to 10 reasonable, "
-        "beyond that weak.)",
+        f"{_strength(epsilon, plan)} (Epsilon up to 1 is commonly called strong, up to 10 "
+        "reasonable, beyond that weak.)",
     )
 
 

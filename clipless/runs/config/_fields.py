@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from clipless.common import did_you_mean
 from clipless.runs.config._errors import ConfigError
 
 Section = TypeVar("Section")
@@ -33,8 +33,7 @@ def refuse_unknown(names: Iterable[str], known: Iterable[str], *, where: str) ->
     known = list(known)
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, known)
             raise ConfigError(f"{where} has no setting {name!r}.{hint} It has {', '.join(known)}.")
 
 
@@ -55,7 +54,10 @@ def as_type(value: Any, kind: Any, *, where: str) -> Any:
         return value
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
-            raise ConfigError(f"{where} must be one of {listed(get_args(kind))}, got {value!r}")
+            hint = did_you_mean(value, map(str, get_args(kind)))
+            raise ConfigError(
+                f"{where} must be one of {listed(get_args(kind))}, got {value!r}.{hint}"
+            )
         return value
     if get_origin(kind) is tuple:
         parts = value if isinstance(value, list | tuple) else [value]

@@ -58,7 +58,7 @@ def _yaml(text: str) -> Any:
     try:
         yaml = importlib.import_module("yaml")
     except ImportError as error:
-        raise ConfigError("YAML needs PyYAML: pip install pyyaml, or use TOML") from error
+        raise ConfigError("YAML needs PyYAML: pip install 'clipless[cli]', or use TOML") from error
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -117,7 +117,7 @@ def _digits(config: DataConfig) -> RunData:
     try:
         bundle = importlib.import_module("sklearn.datasets").load_digits()
     except ImportError as error:
-        raise ImportError("digits come with scikit-learn: pip install scikit-learn") from error
+        raise ImportError("digits need scikit-learn: pip install 'clipless[sklearn]'") from error
     x = torch.tensor(bundle.images, dtype=torch.float32)[:, None] / 16.0
     return _split(x, torch.tensor(bundle.target), config, classes=10, unit=PIXELS)
 
