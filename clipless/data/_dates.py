@@ -1,8 +1,8 @@
 """Dates as people write them: what one text says, by rules that are fixed beforehand.
 
 A text has one meaning (`2024-02-29`, `2024/02/29`, `29.02.2024`, `29 Feb 2024`), or it is numbers
-in an order that differs between countries (`03/04/2024`): then both readings are returned, and which
-one holds is a property of the column, which is declared or put to a private vote.
+in an order that differs between countries (`03/04/2024`): then both readings are returned, and
+which one holds is a property of the column, which is declared or put to a private vote.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ convolution is c-Lipschitz, and its output is c-Lipschitz-like in Psi: ||J_Psi||
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
@@ -152,10 +153,11 @@ class _SpectralConv(AffineModule):
         """Convolve, with limits if there are any: patches have norm at most sqrt(m) ||x||."""
         if not limits and x.dtype != torch.bfloat16:
             return (F.conv1d if self.axes == 1 else F.conv2d)(x, kernel, bias, *geometry)
-        return bounded_convolution(
-            x, kernel, bias, geometry, gain=math.sqrt(self.multiplicity), input_norm=norm,
-            limits=limits, clip=self._clip(),
-        )  # fmt: skip
+        with _kept_alike(norm):
+            return bounded_convolution(
+                x, kernel, bias, geometry, gain=math.sqrt(self.multiplicity), input_norm=norm,
+                limits=limits, clip=self._clip(),
+            )  # fmt: skip
 
     def _weight_constraint(self) -> Constraint:
         if self.certificate_size is not None:
@@ -257,6 +259,16 @@ class _SpectralConv(AffineModule):
         if self.certificate_size is not None:
             parts.append(f"certificate_size={self.certificate_size}")
         return ", ".join(parts)
+
+
+def _kept_alike(norm: Tensor | None) -> contextlib.AbstractContextManager[object]:
+    """Keep a norm and what it is the norm of as they are, for the backward pass.
+
+    `saved_tensors_hooks` of somebody else could change one of them and not the other.
+    """
+    if norm is None or torch.compiler.is_compiling():
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
 
 
 class SpectralConv1d(_SpectralConv):

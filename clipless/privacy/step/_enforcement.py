@@ -1,11 +1,11 @@
 """Bounds that hold by construction: the only way from a private forward pass to a parameter.
 
 While a private forward pass runs, every layer that holds trainable parameters computes with
-*leaves*: tensors that share the parameters' memory, made anew for every pass, and that nothing but
+*leaves*: tensors that share the parameters' memory, made anew for every use, and that nothing but
 these stand-ins can reach. Each use of a leaf scales what one example adds to its gradient to the
 bound that was planned for that use (`BoundedModule.forward_bounded`), and is refused if its input
-has not one row for each example. The backward pass asks for gradients of the leaves of its own
-forward pass and of nothing else. So, whatever else `forward` does:
+has not one row for each example. It hands its gradients in by itself, to the pass that it belongs
+to, once (`_sealed`). So, whatever else `forward` does:
 
 - a parameter's gradient is a sum of its planned uses, each within its bound for every example;
 - a use that was not planned, and a parameter without a bound, have a gradient of exactly zero;
@@ -20,6 +20,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import threading
+import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,10 +31,12 @@ import torch
 from torch import Tensor, nn
 
 from clipless.bounds import SensitivityReport
+from clipless.common import not_set_error
 from clipless.errors import PrivacyError
 from clipless.kernels import GradientLimits, per_example_parameter
 from clipless.nn import BoundedModule
 from clipless.privacy._plan import Plan
+from clipless.privacy.step._sealed import Deliveries, sealed
 
 _MARGIN = {"float32": 1e-4, "tf32": 1.2e-3, "bfloat16": 1.2e-3}
 """By how much norms are computed too small at most, and operands of products are rounded up."""
@@ -45,8 +49,9 @@ _NO_LEAVES: dict[int, Tensor] = {}
 class Enforcement:
     """Stand-ins for a model's layers, which keep gradients within the bounds of a plan.
 
-    `sharded`: leaves are the parameters that the layers have at the time of the call. Others can
-    reach those, so the graph behind an output is searched for other ways to a parameter.
+    Compiled code, in which nobody else's code runs, gets leaves for a whole pass and has gradients
+    by autograd. `sharded`: leaves are the parameters that the layers have at the time of the call.
+    Others can reach those, so the graph behind an output is searched for other ways to a parameter.
     """
 
     def __init__(
@@ -54,7 +59,11 @@ class Enforcement:
     ) -> None:
         self._model, self._trainable, self._sharded = model, list(trainable), sharded
         self.leaves: list[Tensor] = []
-        """One for each trainable parameter, in their order, for the pass that began last."""
+        """Of compiled passes: one for each trainable parameter, in their order."""
+        self.deliveries: Deliveries | None = None
+        """What the uses of the pass that began last hand in; None if the model is sharded."""
+        self.places = {id(each): place for place, each in enumerate(self._trainable)}
+        """The place of each trainable parameter in the plan, by its identity."""
         self.rows: int | None = None
         """How many examples are in the batch of that pass."""
         self._calls: list[_BoundedCall] = []
@@ -93,6 +102,8 @@ class Enforcement:
     def begin_pass(self, inputs: Sequence[Any]) -> None:
         """Count uses anew: another pass of the model begins, on these inputs."""
         self.rows = next((x.shape[0] for x in inputs if isinstance(x, Tensor)), None)
+        if torch.is_grad_enabled() and not (self._sharded or torch.compiler.is_compiling()):
+            self.deliveries = Deliveries(self._trainable[0].device)
         for call in self._calls:
             call.used = 0
 
@@ -110,7 +121,9 @@ class Enforcement:
         """Return the backward pass from an output of the present pass to its parameters."""
         if self._sharded:
             _refuse_other_ways(output, self._ways)
-        return functools.partial(self.gradients, output, leaves=self.leaves)
+        return functools.partial(
+            self.gradients, output, leaves=self.leaves, deliveries=self.deliveries
+        )  # fmt: skip
 
     def lead_to(self, parameter: Tensor) -> Tensor:
         """Return a parameter of a sharded model for one use of it."""
@@ -121,17 +134,30 @@ class Enforcement:
         return seen
 
     def gradients(
-        self, output: Tensor, cotangents: Tensor, leaves: Sequence[Tensor] | None = None
+        self,
+        output: Tensor,
+        cotangents: Tensor,
+        leaves: Sequence[Tensor] | None = None,
+        deliveries: Deliveries | None = None,
     ) -> list[Tensor | None]:
-        """Return the gradients of the trainable parameters: those of their leaves."""
+        """Return the gradients of the trainable parameters: what the uses of layers hand in."""
         if not output.requires_grad:
             return [None] * len(self._trainable)
         if self._sharded:  # which sums what it finds in `grad` over all processes
             torch.autograd.backward(output, cotangents)
             return [parameter.grad for parameter in self._trainable]
-        return list(
-            torch.autograd.grad(output, leaves or self.leaves, cotangents, allow_unused=True)
-        )  # fmt: skip
+        leaves, deliveries = leaves or self.leaves, deliveries or self.deliveries
+        if deliveries is None:
+            raise not_set_error("the pass that gradients belong to")
+        asked, found = (deliveries.anchor, *leaves), list[Tensor | None]()
+
+        def run_backwards() -> None:
+            found.extend(torch.autograd.grad(output, asked, cotangents, allow_unused=True)[1:])
+
+        handed_in = deliveries.collect(run_backwards)
+        if handed_in:
+            return [handed_in.get(place) for place in range(len(self._trainable))]
+        return found  # compiled code hands in nothing
 
 
 class _BoundedCall:
@@ -142,6 +168,7 @@ class _BoundedCall:
     ) -> None:
         self.module, self.used = module, 0
         self._enforcement, self._uses = enforcement, uses
+        self._counting = threading.Lock()
         # Sharding puts a class of its own in front.
         kinds = [k for k in type(module).__mro__ if not k.__module__.startswith("torch.distrib")]
         ours = kinds[0].__module__.startswith("clipless.nn.")
@@ -155,6 +182,12 @@ class _BoundedCall:
         self.used = 0
         self._parameters: list[dict[str, Any]] | None = None
         if leaves is not None:
+            places = self._enforcement.places
+            self._places = {
+                name: places[id(each)]
+                for name, each in self.module.named_parameters()
+                if id(each) in places
+            }
             self._parameters = [self._seen(limits, leaves) for limits in (*self._uses, _NOTHING)]
 
     def _seen(self, limits: GradientLimits, leaves: Mapping[int, Tensor]) -> dict[str, Any]:
@@ -166,8 +199,7 @@ class _BoundedCall:
         }
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        use = min(self.used, len(self._uses))
-        self.used += 1
+        use = self._next_use()
         limits = self._uses[use] if use < len(self._uses) else _NOTHING
         if named:
             signature = inspect.signature(type(self.module).forward)
@@ -177,9 +209,39 @@ class _BoundedCall:
         if limits:
             self._check_rows(inputs[0])
         known = self._parameters
-        # The parameters of a sharded model are whole for as long as their layer runs.
-        parameters = self._used_now(limits) if known is None else known[use]
-        return self._forward(*inputs, parameters=parameters, limits=limits)
+        if known is None:  # the parameters of a sharded model, whole for as long as the layer runs
+            return self._forward(*inputs, parameters=self._used_now(limits), limits=limits)
+        if not limits or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return self._forward(*inputs, parameters=known[use], limits=limits)
+        return self._sealed(use, known[use], inputs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """The forward method of a copy of the layer, which is ordinary."""
+        return types.MethodType(type(self.module).forward, memo[id(self.module)])
+
+    def _next_use(self) -> int:
+        """Which of the planned uses this is; those of several threads are different ones."""
+        if torch.compiler.is_compiling():
+            use, self.used = self.used, self.used + 1
+        else:
+            with self._counting:
+                use, self.used = self.used, self.used + 1
+        return min(use, len(self._uses))
+
+    def _sealed(self, use: int, known: Mapping[str, Any], inputs: Sequence[Any]) -> Tensor:
+        """Run the layer such that its gradients are handed in, and have no other way."""
+        limits, deliveries = self._uses[use], self._enforcement.deliveries
+        if deliveries is None:
+            raise not_set_error("the pass that a use belongs to")
+        places = {name: self._places[name] for name in limits if name in self._places}
+        leaves = {place: known[name].detach().requires_grad_() for name, place in places.items()}
+
+        def layer(given: Sequence[Any], leaves: Mapping[int, Tensor]) -> Tensor:
+            own = {name: leaves[place] for name, place in places.items()}
+            output: Tensor = self._forward(*given, parameters={**known, **own}, limits=limits)
+            return output
+
+        return sealed(layer, leaves, inputs, deliveries)
 
     def _used_now(self, limits: GradientLimits) -> dict[str, Any]:
         seen = self._seen(limits, _NO_LEAVES)
