@@ -106,7 +106,7 @@ class LargeDelta(float):
     """A delta above 0.1/N, and the explicit word that it is meant: `delta=LargeDelta(5e-5)`.
 
     Example:
-        >>> chosen_delta(5e-5, 10_000)
+        >>> chosen_delta(5e-5, 10_000)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         clipless.errors.PrivacyError: delta=5e-05 is above 0.1/N for 10000 examples: ...

@@ -264,9 +264,11 @@ class _SpectralConv(AffineModule):
 def _kept_alike(norm: Tensor | None) -> contextlib.AbstractContextManager[object]:
     """Keep a norm and what it is the norm of as they are, for the backward pass.
 
-    `saved_tensors_hooks` of somebody else could change one of them and not the other.
+    `saved_tensors_hooks` of somebody else could change one of them and not the other. Transforms of
+    `torch.func` have none, and private sessions refuse to run inside of them.
     """
-    if norm is None or torch.compiler.is_compiling():
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    if norm is None or transformed or torch.compiler.is_compiling():
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
 

@@ -108,7 +108,7 @@ def table_trainer(
             noise_multiplier=noise,
             steps=steps,
             batch_size=batch_size,
-            target_delta=1e-5,
+            target_delta=3e-6,
             **options,
             options=PrivacyOptions(sampling=sampling),
             training=TrainingOptions(

@@ -53,4 +53,4 @@ def test_bad_input(run, tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("onnx") is not None, reason="onnx is installed")
 def test_onnx_says_what_it_needs(run):
-    assert refused(here("export", run, "--format", "onnx"), 7, "pip install onnx")
+    assert refused(here("export", run, "--format", "onnx"), 7, "pip install 'clipless[onnx]'")

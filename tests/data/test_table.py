@@ -83,7 +83,7 @@ def test_missing_libraries_are_named(tmp_path, monkeypatch):
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     for library in ("pyarrow", "fastparquet"):
         monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ImportError, match="parquet files need pyarrow"):
+    with pytest.raises(ImportError, match="parquet needs pyarrow: pip install 'clipless"):
         read_table(tmp_path / "t.parquet", target="y")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="tables need pandas"):

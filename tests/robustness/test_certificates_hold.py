@@ -58,7 +58,7 @@ def test_float32_costs_a_little_and_no_more():
         certified_radius(model, x, arithmetic=dtype) for dtype in (torch.float64, torch.float32)
     )
     assert torch.all(coarse <= exact)
-    assert torch.all(coarse >= exact - 1e-4)
+    assert torch.all(coarse >= exact - 1.25e-4)  # products round by Frobenius norms: a bound
     assert torch.any(coarse < exact)
 
 
