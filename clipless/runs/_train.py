@@ -77,7 +77,8 @@ def train_run(
     group = RunProcesses()
     folder = RunFolder(out)
     _build.check_names(config.model, config.loss)
-    _build.usable_device(config.training.device)
+    if not group.several:  # of several processes, each takes its own
+        _build.usable_device(config.training.device)
     group.from_first(lambda: _check_place(folder, resume=resume))
     shown = progress if group.first else False
 
