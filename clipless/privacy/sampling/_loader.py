@@ -217,7 +217,7 @@ class PrivateLoader:
         while self._sampler.step < end:
             origin, steps = self.origin, range(self._sampler.step, end)
             for sample, batch in self._source.batches(self._draw(steps)):
-                self._sampler.step = sample.step + 1
+                self._sampler.advance(sample.step + 1)
                 self.current = sample
                 if self._views.augments:
                     part = f"augmentation/{self._rank}/{sample.micro_batch}"
@@ -318,10 +318,9 @@ class PrivateLoader:
         Refuses to go back to before steps that this loader has handed out itself. A session that
         is given this loader draws samples of its own.
         """
-        own = self._sampler.state_dict()
-        if state["key"] == own["key"] and state["step"] < own["step"]:
+        if self._sampler.comes_after(state):
             raise PrivacyError(
-                f"this state goes back to step {state['step']}, but step {own['step'] - 1} was "
+                f"this state goes back to step {state['step']}, but step {self.next_step - 1} was "
                 "handed out: the same samples under other noise are not what is accounted for."
             )
         self.check_free()
