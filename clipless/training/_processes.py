@@ -126,7 +126,7 @@ def noise_places(model: nn.Module, processes: Processes | None) -> set[str]:
     }
 
 
-def whole_metrics(running: RunningMetrics, processes: Processes | None) -> RunningMetrics:
+def total_metrics(running: RunningMetrics, processes: Processes | None) -> RunningMetrics:
     """The sums of all processes together."""
     if processes is None:
         return running

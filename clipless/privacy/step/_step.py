@@ -115,6 +115,8 @@ class PrivateStep(StepParts):
             return None
         checks.check_output(output)
         sample = self.sample(inputs)
+        if self.trial.looks_at_inputs:
+            self.trial.compare_inputs(inputs, sample)
         backward = backward or self.enforcement.backward_pass(output)
         call = ForwardCall(
             session=self, output=output, backward=backward, sample=sample, plan=self.plan
