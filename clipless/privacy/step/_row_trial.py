@@ -80,8 +80,8 @@ class RowTrial:
         self.looks_at_inputs = False
         now = [x.detach() for x in inputs if isinstance(x, Tensor)]
         examples = sample.indices.tolist()
-        if any(len(x) < len(examples) for x in now):
-            return  # which is refused when its loss is asked for
+        if any(len(x) != sample.rows for x in now):
+            return  # something else than the batch: refused when its loss is asked for
         known, before = self._seen
         both = [(row, known[each]) for row, each in enumerate(examples) if each in known]
         for x, earlier in zip(now, before if both else (), strict=False):
