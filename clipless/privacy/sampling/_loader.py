@@ -181,7 +181,8 @@ class PrivateLoader:
     @property
     def repeats_rows(self) -> bool:
         """Whether an example is the same row whenever it is handed out: tensors, not augmented."""
-        return isinstance(self._source, ColumnSource) and not self._views.augments
+        own = self._views.augments or self.views > 1
+        return isinstance(self._source, ColumnSource) and not own
 
     @property
     def rows(self) -> int | None:
