@@ -123,7 +123,7 @@ def noise_places(model: nn.Module, processes: Processes | None) -> set[str]:
     return noise_names(noise_prefix(rank, sharded=sharded) for rank in range(processes.size))
 
 
-def whole_metrics(running: RunningMetrics, processes: Processes | None) -> RunningMetrics:
+def total_metrics(running: RunningMetrics, processes: Processes | None) -> RunningMetrics:
     """The sums of all processes together."""
     if processes is None:
         return running

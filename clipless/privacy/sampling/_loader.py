@@ -17,6 +17,7 @@ from clipless.distributed import rank_and_size
 from clipless.errors import PrivacyError
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._batches import (
+    ColumnSource,
     StepSample,
     count_micro_batches,
     make_source,
@@ -176,6 +177,12 @@ class PrivateLoader:
     def next_step(self) -> int:
         """The number that the next step will have."""
         return self._sampler.step
+
+    @property
+    def repeats_rows(self) -> bool:
+        """Whether an example is the same row whenever it is handed out: tensors, not augmented."""
+        own = self._views.augments or self.views > 1
+        return isinstance(self._source, ColumnSource) and not own
 
     @property
     def rows(self) -> int | None:
