@@ -14,7 +14,14 @@ from clipless.kernels._bounded_gradients import (
 )
 from clipless.kernels._dispatch import TRACING_LOCK, is_compiling
 from clipless.kernels._exceedance import ExceedanceCount
-from clipless.kernels._weight_sums import ConvolutionGeometry
+from clipless.kernels._weight_sums import (
+    SUM_SLACK,
+    ConvolutionGeometry,
+    convolution_weight,
+    linear_weight,
+    row_sum,
+    sum_slack,
+)
 from clipless.kernels.compilation._compiled import AnyFunction, CompiledFunction
 from clipless.kernels.compilation._cuda_graphs import (
     LazyCudaGraph,
@@ -56,6 +63,11 @@ __all__: list[str] = [
     "next_key",
     "random_subset",
     "standard_exponential",
+    "SUM_SLACK",
+    "convolution_weight",
+    "linear_weight",
+    "row_sum",
+    "sum_slack",
     "TRACING_LOCK",
     "LimitKind",
     "CompiledFunction",

@@ -13,7 +13,9 @@ Products may be taken in bfloat16. Under autocast, torch rounds the gradient of 
 after it was summed over the batch. That is a rounding of everybody's sum: where it jumps, one
 example moves it by a whole spacing of bfloat16, however small its own gradient is, and no bound of
 one example's gradient says anything about it. Here nothing is rounded but an example's own
-activations and cotangents: gradients of weights are summed, and stay, in float32.
+activations and cotangents: gradients of weights are summed in float32 parts, and those in float64.
+
+Parameters may come as float64 copies of themselves: gradients then keep the digits of their sums.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from clipless.kernels._weight_sums import (
     convolution_weight,
     lies_row_by_row,
     linear_weight,
+    row_sum,
     rows_scaled,
     transformed,
 )
@@ -105,22 +108,26 @@ def bounded_convolution(
     return output
 
 
-def bounded_embedding(tokens: Tensor, table: Tensor, limits: GradientLimits) -> Tensor:
+def bounded_embedding(
+    tokens: Tensor, table: Tensor, limits: GradientLimits, dtype: torch.dtype
+) -> Tensor:
     """`F.embedding`; the gradient of one example with T tokens is at most `sqrt(T) ||g||`."""
     if "weight" not in limits:
         return F.embedding(tokens, table)
-    rows: Tensor = _Embedding.apply(tokens, table, limits["weight"])  # type: ignore[no-untyped-call]
+    rows: Tensor = _Embedding.apply(tokens, table, limits["weight"], dtype)  # type: ignore[no-untyped-call]
     return rows
 
 
-def per_example_parameter(parameter: Tensor, rows: int, limit: float | None) -> Tensor:
+def per_example_parameter(
+    parameter: Tensor, rows: int, limit: float | None, dtype: torch.dtype
+) -> Tensor:
     """Return a copy of a small parameter for every example, (rows, *shape).
 
     Autograd then finds every example's own gradient; those are scaled to the limit and added up.
     """
     if limit is None:
-        return parameter.expand(rows, *parameter.shape)
-    copies: Tensor = _RowParameter.apply(parameter, rows, limit)  # type: ignore[no-untyped-call]
+        return parameter.to(dtype).expand(rows, *parameter.shape)
+    copies: Tensor = _RowParameter.apply(parameter, rows, limit, dtype)  # type: ignore[no-untyped-call]
     return copies
 
 
@@ -190,7 +197,7 @@ def _bounded_sum(rows: Tensor, limit: float | None) -> Tensor:
     """Add up the examples' own gradients, (batch, *shape), each scaled to the limit."""
     if limit is not None:
         rows = rows_scaled(rows, _factors(example_norm(rows), limit))
-    return rows.sum(dim=0)
+    return row_sum(rows)
 
 
 def _weight_factors(
@@ -221,8 +228,8 @@ def _weight_factors(
 
 
 def _like(x: Tensor, operand: Tensor) -> Tensor:
-    """The other operand of a product with `x`: rounded if x is."""
-    return to_bfloat16(operand) if x.dtype == torch.bfloat16 else operand
+    """The other operand of a product with `x`, in its format."""
+    return operand.to(x.dtype)
 
 
 def _summable(tensor: Tensor) -> Tensor:
@@ -334,12 +341,12 @@ class _Embedding(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(tokens: Tensor, table: Tensor, limit: float) -> Tensor:
-        return F.embedding(tokens, table)
+    def forward(tokens: Tensor, table: Tensor, limit: float, dtype: torch.dtype) -> Tensor:
+        return F.embedding(tokens, table.to(dtype))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        tokens, table, ctx.limit = inputs
+        tokens, table, ctx.limit, _ = inputs
         ctx.save_for_backward(tokens)
         ctx.entries = table.shape[0]
 
@@ -350,21 +357,22 @@ class _Embedding(torch.autograd.Function):
         root = math.sqrt(tokens.shape[1:].numel())
         rows = _summable(cotangent)
         rows = rows_scaled(rows, _factors(root * example_norm(rows), ctx.limit))
-        gradient = torch.ops.aten.embedding_dense_backward(rows, tokens, ctx.entries, -1, False)
-        return None, gradient, None
+        wide = rows.to(torch.float64)
+        gradient = torch.ops.aten.embedding_dense_backward(wide, tokens, ctx.entries, -1, False)
+        return None, gradient, None, None
 
 
 class _RowParameter(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(parameter: Tensor, rows: int, limit: float) -> Tensor:
-        return parameter.expand(rows, *parameter.shape).clone()
+    def forward(parameter: Tensor, rows: int, limit: float, dtype: torch.dtype) -> Tensor:
+        return parameter.to(dtype).expand(rows, *parameter.shape).clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        _, _, ctx.limit = inputs
+        _, _, ctx.limit, _ = inputs
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
-        return _bounded_sum(_summable(cotangents[0]), ctx.limit), None, None
+        return _bounded_sum(_summable(cotangents[0]), ctx.limit), None, None, None

@@ -1,18 +1,30 @@
-"""Weight gradients: sums over a batch in which every example's contribution has a factor.
+"""Sums over a batch: how far one example moves them is proved, rounding included.
 
 `sum_i f_i g_i x_i^T` for a linear layer, the same on patches for a convolution. A factor of 0 takes
 an example out of the sum, also where its entries are not finite. Nearly always all factors are 1,
 and then the sum costs what it costs without them: factors are applied to the examples that need it.
+
+A float32 sum over a large batch rounds by more than an example adds. So products are summed in
+float32 over parts of few rows, whose rounding is small against one example's bound, and the parts
+in float64 (`docs/arithmetic.md`). The parts are cut by place, so that an example that is emptied
+changes its own part and no other. `sum_slack` says what is left of rounding.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clipless.kernels._dispatch import kernels_for
+
+SUM_SLACK = 2.0**-11
+"""What the rounding of a part may add to one example's bound, relative to it."""
+_TERMS_AT_ONCE = 4096
+"""So many squared rows times positions are in a part: 2 * 4096 * 2^-24 is `SUM_SLACK`."""
 
 ConvolutionGeometry = tuple[list[int], list[int], list[int], int]
 """Stride, padding and dilation of a convolution, and its groups."""
@@ -29,13 +41,35 @@ _LIBRARY.define(
 )
 
 
+def rows_at_once(positions: int) -> int:
+    """Return how many rows a float32 part may have whose entries are sums over `positions` each.
+
+    m rows with T positions are m T terms, each rounded by 2^-24 of what was added up, which is m
+    bounds at most: two neighbours' parts are off by `2 m^2 T 2^-24` bounds (`T 2^-24` if the row is
+    alone in its part, since an empty part is exactly zero).
+    """
+    return max(1, math.isqrt(_TERMS_AT_ONCE // max(1, positions)))
+
+
+def sum_slack(*, positions: int, rows: int) -> float:
+    """Return what rounding may add to one example's part of a sum, relative to its bound.
+
+    `positions`: the most terms that one row has in an entry; `rows`: the most rows of a step. The
+    last term is the float64 sum of the parts, which are as many as the rows at most.
+    """
+    at_once = rows_at_once(positions)
+    own = 2 * at_once**2 * positions if at_once > 1 else positions
+    return own * 2.0**-24 * 1.001 + rows * (rows / at_once + 2) * 2.0**-52
+
+
 def linear_weight(
     cotangent: Tensor, x: Tensor, factors: Tensor | None, *, in_place: bool
 ) -> Tensor:
     """Return the gradient of a linear weight, (out, in), from (batch, ..., out), (batch, ..., in).
 
-    Without factors, all are 1. With `in_place`, rows whose factor is not 1 may be overwritten, in
-    `cotangent` and in `x`: of an example that breaks its bound, only the bound has to be kept.
+    In float64. Without factors, all are 1. With `in_place`, rows whose factor is not 1 may be
+    overwritten, in `cotangent` and in `x`: of an example that breaks its bound, only the bound has
+    to be kept.
     """
     if torch.compiler.is_compiling() and not transformed():
         weight: Tensor = torch.ops.clipless.linear_weight(cotangent, x, factors, in_place)
@@ -52,12 +86,17 @@ def convolution_weight(
     *,
     in_place: bool,
 ) -> Tensor:
-    """Return the gradient of a convolution's kernel; see `linear_weight`."""
+    """Return the gradient of a convolution's kernel, in float64; see `linear_weight`."""
     if torch.compiler.is_compiling() and not transformed():
         operator = torch.ops.clipless.convolution_weight
         weight: Tensor = operator(cotangent, x, factors, in_place, kernel, *geometry)
         return weight
     return _convolution_weight(cotangent, x, factors, in_place, kernel, *geometry)
+
+
+def row_sum(rows: Tensor) -> Tensor:
+    """Return the sum of the examples' own gradients, (batch, *shape) -> (*shape), in float64."""
+    return rows.sum(dim=0, dtype=torch.float64)
 
 
 def rows_scaled(rows: Tensor, factors: Tensor) -> Tensor:
@@ -68,9 +107,25 @@ def rows_scaled(rows: Tensor, factors: Tensor) -> Tensor:
 
 def _linear_weight(cotangent: Tensor, x: Tensor, factors: Tensor | None, in_place: bool) -> Tensor:
     cotangent, x = _with_factors(cotangent, x, factors, in_place)
+    positions = x.shape[1:-1].numel()
     if x.ndim > 2:
         cotangent, x = cotangent.flatten(0, -2), x.flatten(0, -2)
-    return cotangent.mT @ x
+    if x.device.type != "cpu":  # where many small products cost more than one of float64
+        return cotangent.double().mT @ x.double()
+    at_once = min(rows_at_once(positions) * positions, _TERMS_AT_ONCE)
+    return (
+        _added(g.mT @ y for g, y in zip(cotangent.split(at_once), x.split(at_once), strict=True))
+        if len(x)
+        else x.new_zeros(cotangent.shape[-1], x.shape[-1], dtype=torch.float64)
+    )
+
+
+def _added(parts: Iterator[Tensor]) -> Tensor:
+    """Add up float32 parts in float64."""
+    total = next(parts).to(torch.float64)
+    for part in parts:
+        total = total + part if transformed() else total.add_(part)
+    return total
 
 
 def _convolution_weight(
@@ -82,7 +137,13 @@ def _convolution_weight(
     *geometry: Any,
 ) -> Tensor:
     cotangent, x = _with_factors(cotangent, x, factors, in_place)
-    return _kernel_gradient(cotangent, x, kernel, *geometry)
+    if x.device.type != "cpu" or not len(x):
+        return _kernel_gradient(cotangent, x, kernel, *geometry).to(torch.float64)
+    at_once = rows_at_once(cotangent.shape[2:].numel())
+    return _added(
+        _kernel_gradient(g, y, kernel, *geometry)
+        for g, y in zip(cotangent.split(at_once), x.split(at_once), strict=True)
+    )
 
 
 def _kernel_gradient(
@@ -142,7 +203,7 @@ _LIBRARY.impl("convolution_weight", _convolution_weight, "CompositeExplicitAutog
 def _fake_linear_weight(
     cotangent: Tensor, x: Tensor, factors: Tensor | None, in_place: bool
 ) -> Tensor:  # fmt: skip
-    return x.new_empty((cotangent.shape[-1], x.shape[-1]))
+    return x.new_empty((cotangent.shape[-1], x.shape[-1]), dtype=torch.float64)
 
 
 def _fake_convolution_weight(
@@ -153,7 +214,7 @@ def _fake_convolution_weight(
     kernel: Tensor,
     *geometry: Any,
 ) -> Tensor:
-    return _kernel_gradient(cotangent, x, kernel, *geometry)
+    return torch.empty_like(kernel, dtype=torch.float64)
 
 
 torch.library.register_fake("clipless::linear_weight", _fake_linear_weight)

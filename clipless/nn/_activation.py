@@ -117,7 +117,9 @@ class Householder(BoundedModule):
         self, x: Tensor, parameters: Mapping[str, Tensor], limits: GradientLimits
     ) -> Tensor:
         """Compute what `forward` does, with limits: see `BoundedModule`."""
-        angles = per_example_parameter(parameters["angles"], x.shape[0], limits.get("angles"))
+        angles = per_example_parameter(
+            parameters["angles"], x.shape[0], limits.get("angles"), self.angles.dtype
+        )
         # One angle for each pair of each example, the same at all positions.
         positions = [1] * (x.ndim - 2)
         return self._reflect(x, angles.view(x.shape[0], *positions, -1))

@@ -134,7 +134,7 @@ class _SpectralConv(AffineModule):
             image = self._convolve(x, weight, None, geometry, norm, limits) * self.scale
             if bias is None:
                 return image
-            shift = per_example_parameter(bias, x.shape[0], limits.get("bias"))
+            shift = per_example_parameter(bias, x.shape[0], limits.get("bias"), x.dtype)
             return image + shift.view(*shift.shape, *[1] * self.axes)
         # The weight's gradient is N times the kernel's.
         factors = {"weight": 1 / self.scale, "bias": 1.0}

@@ -64,7 +64,7 @@ class Embedding(ConstrainedModule):
         self, x: Tensor, parameters: Mapping[str, Tensor], limits: GradientLimits
     ) -> Tensor:
         """Compute what `forward` does, with limits: see `BoundedModule`."""
-        return bounded_embedding(x, parameters["weight"], limits)
+        return bounded_embedding(x, parameters["weight"], limits, self.weight.dtype)
 
     def to_torch(self) -> nn.Module:
         """Return an `nn.Embedding` with the same table."""

@@ -20,7 +20,7 @@ from clipless.bounds import SensitivityReport
 from clipless.common import MALFORMED_ERRORS, Query, error_text
 from clipless.errors import DamagedFileError, PrivacyError
 from clipless.privacy._noise import STRATEGIES, NoiseStrategy, joint_multiplier, noise_scales
-from clipless.privacy._precision import PRECISIONS, Precision
+from clipless.privacy._precision import NO_ROUNDING, PRECISIONS, Precision, SumRounding
 from clipless.privacy._precision import arithmetic_slack as arithmetic_slack
 
 
@@ -65,6 +65,8 @@ class Plan:
     """What products of activations and weights are rounded to; sums are float32 throughout."""
     arithmetic_slack: float
     """What rounding may add to a gradient bound, relative to it: part of the sensitivities."""
+    sums: SumRounding = NO_ROUNDING
+    """What rounding in the sum over the batch adds: its slack is part of `arithmetic_slack`."""
     accountant: Accountant
     delta: float
     target_epsilon: float | None
@@ -177,16 +179,18 @@ class Plan:
         data |= {"sampling": mechanism["sampling"], "relation": mechanism["relation"]}
         data["parameters"] = [asdict(p) for p in self.parameters]
         data["queries"] = [asdict(p) for p in self.queries]
+        data["sums"] = asdict(self.sums)
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """Restore what `to_dict` wrote; unknown or missing fields are refused.
 
-        Plans from before there were views have one; from before precisions, float32.
+        Plans from before there were views have one; from before precisions, float32; from before
+        exact sums, sums of which nothing is known.
         """
         expected = {field.name for field in fields(cls)}
-        data = {"views": 1, "precision": "float32", **data}
+        data = {"views": 1, "precision": "float32", "sums": {}, **data}
         if set(data) != expected:
             raise ValueError(f"a plan has the fields {sorted(expected)}, got {sorted(data)}")
         mechanism = Mechanism.from_dict(
@@ -201,6 +205,7 @@ class Plan:
                 "noise_coefficients": None if coefficients is None else tuple(coefficients),
                 "parameters": tuple(ParameterPlan(**p) for p in data["parameters"]),
                 "queries": tuple(ParameterPlan(**p) for p in data["queries"]),
+                "sums": SumRounding(**data["sums"]),
             }
         )
 

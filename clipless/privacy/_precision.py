@@ -16,20 +16,22 @@ a weight, where its forward pass matters, or behind it, where its backward pass 
 counts once, with the worse of the two; so does each branch of a sum. What happens inside one kernel
 is computed in float32, and rounded once, at its end.
 
-Sums are accumulated in float32. Their error could reach n units in theory and grows like the root
-of n in practice, since roundings go either way: that part is an estimate with a margin, and the
-only one (see docs/speed.md).
+All this only says how large a gradient may honestly be: bounds are enforced on what was computed.
+What enforcement does not see is the rounding of the sum over the batch, by which one example could
+move what others add. It is bounded for the worst case (`sum_rounding`, docs/arithmetic.md).
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from clipless.bounds import NodeBound, Product, SensitivityReport
 from clipless.errors import PrivacyError
+from clipless.kernels import SUM_SLACK, sum_slack
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")
@@ -41,10 +43,52 @@ norms only shrink, and of the error of a weight one half is a multiple of the we
 WEIGHT_ROOM = 2.0**-8
 """By how much a weight rounded to bfloat16 may exceed its constraint: see `RoundedWeights`."""
 
-# The slack of float32: roundings of the forward and backward pass and of the sum over the batch.
-_SLACK = {torch.float64: 1e-9, torch.float32: 1e-3}
-# Two root mean squares of the error of a sum of n terms, u sqrt(n) of their Euclidean norm.
-_ACCUMULATION = 2 * 2.0**-24
+_OWN = {torch.float64: 1e-9, torch.float32: 5e-4}
+"""Room for the float32 roundings of one example's own forward and backward pass."""
+_DEFAULT = {torch.float64: 1e-9, torch.float32: 1e-3}
+"""The slack of full precision, unless the sums of a model need more."""
+
+
+@dataclass(frozen=True)
+class SumRounding:
+    """What rounding in the sum over a batch adds to one example's part of it, for its bound."""
+
+    slack: float = 0.0
+    """Proved, for the worst case, and part of the sensitivities."""
+    uncovered: float = 0.0
+    """The worst case of sums that are not exact on this device, which no noise pays for."""
+
+
+NO_ROUNDING = SumRounding()
+_USUAL = SumRounding(SUM_SLACK)
+
+
+def sum_rounding(
+    report: SensitivityReport, *, rows: int, dtype: torch.dtype, device: str, sharded: bool = False
+) -> SumRounding:
+    """Return what the rounding of a model's gradient sums over at most `rows` rows adds.
+
+    On the CPU all sums are covered. On an accelerator those of convolutions are float32 sums of
+    the library's, and so is what processes add up of a sharded model.
+    """
+    shapes = {each.name: each.shape for each in report.parameters}
+    slack, uncovered = 0.0, 0.0
+    for node in report.nodes:
+        entries = math.prod(node.output_shape)
+        for name in node.gradient_bounds:
+            shape = shapes[name]
+            positions = entries // max(1, shape[0]) if len(shape) > 1 else 1
+            if dtype == torch.float64:
+                slack = max(slack, rows**2 * max(1, positions) * 2.0**-52)
+            elif device == "cpu":
+                slack = max(slack, sum_slack(positions=positions, rows=rows))
+            elif len(shape) > 2:
+                uncovered = max(uncovered, 2 * rows**2 * positions * 2.0**-24)
+            else:
+                slack = max(slack, rows**2 * max(1, positions) * 2.0**-52)
+    if sharded:
+        uncovered += 4 * rows * 2.0**-24
+    return SumRounding(slack, uncovered)
 
 
 def arithmetic_slack(
@@ -52,16 +96,17 @@ def arithmetic_slack(
     *,
     precision: Precision = "float32",
     report: SensitivityReport | None = None,
+    sums: SumRounding = _USUAL,
 ) -> float:
     """Return what rounding may add to a gradient bound, relative to it.
 
     Args:
         dtype: that of the parameters.
         precision: what products of activations and weights are rounded to.
-        report: the bounds of the model; without them, float32 and a model of moderate size are
-            taken for granted.
+        report: the bounds of the model, which lower precisions need.
+        sums: what the rounding of sums over the batch adds.
     """
-    if dtype not in _SLACK:
+    if dtype not in _OWN:
         raise ValueError(
             f"parameters of {dtype} are not supported: rounding in {dtype} is too coarse to be "
             "covered by the default slack. Keep parameters in float32."
@@ -70,12 +115,8 @@ def arithmetic_slack(
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if precision != "float32" and dtype != torch.float32:
         raise ValueError(f"precision={precision!r} is for parameters in float32, not {dtype}")
-    slack = _SLACK[dtype]
-    if report is None:
-        return slack
-    if dtype == torch.float32:
-        slack = max(slack, sum(map(_accumulation, report.nodes)))
-    if precision == "float32":
+    slack = max(_DEFAULT[dtype], (1 + sums.slack) * (1 + _OWN[dtype]) - 1)
+    if report is None or precision == "float32":
         return slack
     # The input of the network and the cotangent of its output are rounded too.
     growth = (1 + UNITS[precision]) ** 2
@@ -103,11 +144,3 @@ def _growth(node: NodeBound, precision: Precision) -> float:
     if precision == "tf32":
         return 1.0  # only products round
     return float((1 - unit) ** -stated)
-
-
-def _accumulation(node: NodeBound) -> float:
-    """Return the error of a product's sums, relative to l X: `2 u sqrt(n r)` for n terms each."""
-    stated = node.roundings
-    if not isinstance(stated, Product) or math.isinf(node.output_bound):
-        return 0.0
-    return _ACCUMULATION * math.sqrt(stated.terms * stated.rank)

@@ -23,7 +23,7 @@ from clipless.accounting import (
 )
 from clipless.bounds import SensitivityReport, Shape, sensitivity, unwrap_module
 from clipless.common import not_set_error
-from clipless.distributed import rank_and_size
+from clipless.distributed import is_sharded, rank_and_size
 from clipless.errors import PrivacyError
 from clipless.ledger import Ledger, accountant_of, delta_of
 from clipless.losses import Loss
@@ -36,11 +36,13 @@ from clipless.privacy._defaults import (
 )
 from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._options import PrivacyOptions
-from clipless.privacy._plan import Plan, arithmetic_slack, planned_parameters
+from clipless.privacy._plan import Plan, planned_parameters
+from clipless.privacy._precision import arithmetic_slack, sum_rounding
 from clipless.privacy._quantile_thresholds import planned_queries
 from clipless.privacy._resume import plan_to_resume, require_same_plan
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader
+from clipless.privacy.sampling._samplers import largest_sample
 from clipless.privacy.sampling._wrapping import check_wrappable
 from clipless.privacy.step._checks import check_criterion
 
@@ -121,6 +123,13 @@ def prepare(
     given_noise = options.noise
     strategy: NoiseStrategy = "per_layer" if isinstance(given_noise, Mapping) else given_noise
     weights = given_noise if isinstance(given_noise, Mapping) else None
+    sums = sum_rounding(
+        report,
+        rows=largest_sample(loader.sampling) * loader.views,
+        dtype=parameter_dtype(module),
+        device=next(module.parameters()).device.type,
+        sharded=is_sharded(unwrap_module(module)),
+    )
     plan = Plan(
         sampling=loader.sampling,
         relation=relation,
@@ -133,10 +142,9 @@ def prepare(
         loss=report.loss,
         loss_lipschitz=report.loss_lipschitz,
         precision=options.precision,
+        sums=sums,
         arithmetic_slack=arithmetic_slack(
-            parameter_dtype(module),
-            precision=options.precision,
-            report=report,
+            parameter_dtype(module), precision=options.precision, report=report, sums=sums
         ),
         accountant=accountant,
         delta=delta,

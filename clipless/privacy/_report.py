@@ -57,7 +57,8 @@ class PrivacyReport:
             "The number of examples, their shape, and the schedule are treated as public.",
             "Losses and accuracies printed during training are not covered; neither is choosing "
             "among several runs.",
-            "The random generators are not cryptographic, and noise is drawn in floating point.",
+            "Noise and samples come from ChaCha20, keyed by the operating system: that its output "
+            "cannot be told from chance is an assumption about computing power.",
             "Data sets and collate functions that mix examples (mixup, batch statistics, padding "
             "to the longest of a batch) cannot be noticed, augmentations that do so not always; "
             "nor can values read off the private loss, outputs or activations.",
@@ -77,6 +78,14 @@ class PrivacyReport:
                 "be fixed beforehand, or chosen without looking at results. If results decided on "
                 "one of them, epsilon does not cover it: declare a filter (accountant='filter'). "
                 "A run that results have stopped early costs what its plan costs."
+            )
+        uncovered = self.plan.sums.uncovered
+        if uncovered > 0:
+            found.append(
+                "Gradients of convolutions, or of a sharded model, are summed in float32 on this "
+                "device. In the worst case of rounding, one example could move such a sum by "
+                f"{uncovered:.2g} times its bound more than the bound; epsilon does not cover it. "
+                "On a CPU all sums are covered."
             )
         if self.insecure:
             found.insert(

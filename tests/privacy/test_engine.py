@@ -56,13 +56,13 @@ def test_the_listing_of_the_readme_works(tmp_path):
 
 
 @pytest.mark.parametrize("build", [mlp, cnn, residual], ids=lambda f: f.__name__)
-def test_without_noise_and_projection_it_is_plain_training_bit_for_bit(build):
+def test_without_noise_and_projection_it_is_plain_training(build):
+    """To within the rounding of plain training's own sums: private ones are summed in float64."""
     shape = (6,) if build is mlp else (1, 4, 4)
     data = examples(200, shape)
     torch.manual_seed(1)
     private_model = build()
-    # The bias of a convolution is summed over positions first, and over examples then.
-    agree = functools.partial(torch.allclose, rtol=1e-3, atol=1e-5) if build is cnn else torch.equal
+    agree = functools.partial(torch.allclose, rtol=1e-3 if build is cnn else 1e-5, atol=1e-5)
     plain_model = copy.deepcopy(private_model)
     run = Run(
         private_model, data, losses.CrossEntropy(tau=3.0), batch_size=32, noise_multiplier=0.0,

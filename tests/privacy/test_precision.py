@@ -15,9 +15,9 @@ import clipless
 from clipless import losses
 from clipless import nn as lip
 from clipless.errors import ConstraintError, PrivacyError
-from clipless.kernels import bounded_linear, to_bfloat16
+from clipless.kernels import bounded_linear, sum_slack, to_bfloat16
 from clipless.privacy import Plan, arithmetic_slack
-from clipless.privacy._precision import UNITS, WEIGHT_ROOM
+from clipless.privacy._precision import UNITS, WEIGHT_ROOM, sum_rounding
 from clipless.privacy.step._checks import check_precision
 from clipless.privacy.step._rounded_weights import RoundedWeights, _norm_bound
 from tests.models import small
@@ -63,9 +63,33 @@ def test_slack_in_closed_form():
     assert slack_of(model, "tf32", (1, 4, 4)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_large_sums_raise_the_slack_of_float32():
-    model = nn.Sequential(lip.BoundedInput(1.0), *(lip.SpectralLinear(256, 256) for _ in range(60)))
-    assert 1e-3 < slack_of(model, "float32", (256,)) < 1e-2
+@pytest.mark.parametrize("size", [4, 16, 64, 100])
+def test_the_slack_of_sums_follows_from_positions_and_rows(size):
+    """The formula of docs/arithmetic.md; one row of more than 8,192 positions rounds by more."""
+    model = nn.Sequential(
+        lip.BoundedInput(1.0), lip.SpectralConv2d(1, 2, 3, padding="same"), nn.Flatten(),
+        lip.SpectralLinear(2 * size**2, 2),
+    )  # fmt: skip
+    report = clipless.sensitivity(model, loss=1.0, input_shape=(1, size, size))
+
+    def rounding(rows, device="cpu", dtype=torch.float32):
+        return sum_rounding(report, rows=rows, dtype=dtype, device=device)
+
+    positions = size**2
+    alone = positions > 1024
+    at_once = 1 if alone else math.isqrt(4096 // positions)
+    own = positions * 2.0**-24 if alone else 2 * at_once**2 * positions * 2.0**-24
+    found = rounding(1000)
+    assert own < found.slack < 1.01 * own + 1e-8 or found.slack == sum_slack(
+        positions=1, rows=1000
+    )  # fmt: skip
+    assert found.slack >= own
+    assert found.uncovered == 0
+    assert rounding(10**6).slack > found.slack
+    assert rounding(1000, "cuda").uncovered == 2 * 1000**2 * positions * 2.0**-24
+    assert rounding(1000, dtype=torch.float64).slack < 1e-4 * size
+    plain = arithmetic_slack(torch.float32, report=report, sums=found)
+    assert max(1e-3, found.slack) <= plain <= max(1e-3, 1.0001 * found.slack + 5.1e-4)
 
 
 def test_operations_that_nobody_has_counted_are_refused():
@@ -280,7 +304,7 @@ def test_float32_products_in_bfloat16_on_the_cpu():
         check_precision((torch.zeros(2, 3),), "bfloat16")
 
 
-def test_losses_and_gradients_are_float32():
+def test_losses_and_gradients_are_not_rounded_to_bfloat16():
     run = Run(precision="bfloat16", noise_multiplier=0.0)
     x, y = run.batch()
     output = run.model(x)
@@ -291,8 +315,9 @@ def test_losses_and_gradients_are_float32():
         assert loss.dtype == torch.float32
         loss.backward()
     assert not torch.is_autocast_enabled("cpu")
-    assert {g.dtype for g in run.gradients().values()} == {torch.float32}
+    assert {g.dtype for g in run.gradients().values()} == {torch.float64}  # sums, before noise
     run.optimizer.step()
+    assert {p.grad.dtype for p in run.model.parameters()} == {torch.float32}
     run.model.eval()
     assert run.model(x).dtype == torch.float32
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from clipless.kernels.randomness._chacha import KeyStream
-from clipless.kernels.randomness._gaussian_table import CELL_BITS, WIDTH_BITS, cell_table
+from clipless.kernels.randomness._gaussian_table import CELL_BITS, LOW_BITS, WIDTH_BITS, cell_table
 
 GRID_STEPS = 2**28
 """How many steps of its grid the standard deviation of noise is: the grid is public."""
-SAMPLER_EPSILON, SAMPLER_DELTA = 1e-5, 1e-15
-"""What the sampler lacks of a Gaussian, for up to 2^40 draws: see `docs/arithmetic.md`."""
+SAMPLER_EPSILON, SAMPLER_DELTA = 1e-5, 2e-12
+"""What the sampler lacks of a Gaussian, for up to 2^38 draws, in epsilon and total variation."""
 
 _CELL_STEPS_BITS = 28 - WIDTH_BITS
 _PLACE_BITS = 63
@@ -94,16 +94,17 @@ def _drawn(count: int, first: int, stream: KeyStream, index: int) -> Tensor:
         found = stream.words(
             -(-count // each), purpose=plane, index=index, first_block=first // (8 * each)
         )
-        return torch.from_numpy(found.view("<i2" if each == 4 else "<i8").copy())[:count]
+        return torch.from_numpy(found.view("<i4" if each == 2 else "<i8").copy())[:count]
 
-    short = words(_CELLS, 4)
+    short = words(_CELLS, 2)  # a slot, 17 digits of chance, and a sign
     slots = (short & ((1 << CELL_BITS) - 1)).to(torch.int64)
+    digits = (short >> CELL_BITS) & ((1 << LOW_BITS) - 1)
     chance = words(_THRESHOLDS, 1).bitwise_right_shift_(1).bitwise_and_((1 << 63) - 1)
     place = words(_PLACES, 1).bitwise_right_shift_(1).bitwise_and_((1 << 63) - 1)
     table = cell_table(torch.device("cpu"))
-    cells = torch.where(
-        chance < table.threshold.take(slots), slots, table.other.take(slots)
-    )  # fmt: skip
+    threshold = table.threshold.take(slots)
+    own = (chance < threshold) | ((chance == threshold) & (digits < table.below.take(slots)))
+    cells = torch.where(own, slots, table.other.take(slots))
     place -= _correction(cells, place)
     # Rounded to the nearest step: twice as fine first, since a half more could overflow.
     steps = ((place >> (_PLACE_BITS - _CELL_STEPS_BITS - 1)) + 1) >> 1

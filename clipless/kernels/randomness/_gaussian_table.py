@@ -2,8 +2,8 @@
 
 |N(0, 1)| is cut into cells of width 2^-10, up to 16: beyond lies less than 2^-188. A cell is drawn
 by the alias method: one of two candidates, by one comparison, whatever the numbers are, so that the
-time it takes tells nothing. Probabilities are integers of unit 2^-77, computed from integers alone;
-their errors add up to less than 2^-62 of probability.
+time it takes tells nothing. Probabilities are integers of unit 2^-94, computed from integers alone;
+their errors add up to less than 2^-80 of probability.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ CELL_BITS = 14
 """There are 2^14 cells."""
 WIDTH_BITS = 10
 """A cell is 2^-10 of a standard deviation wide."""
-THRESHOLD_BITS = 63
+HIGH_BITS, LOW_BITS = 63, 17
+"""A threshold has 80 binary digits, in two numbers."""
+THRESHOLD_BITS = HIGH_BITS + LOW_BITS
 
 _POINT = 200
 """Binary digits behind the point of the fixed-point numbers below."""
@@ -29,7 +31,9 @@ class CellTable(NamedTuple):
     """The alias table: slot i stands for cell i below its threshold, and for another above it."""
 
     threshold: Tensor
-    """(cells,) int64, of 2^63."""
+    """(cells,) int64: the first 63 digits."""
+    below: Tensor
+    """(cells,) int32: the other 17."""
     other: Tensor
     """(cells,) int64."""
 
@@ -39,14 +43,17 @@ def cell_table(device: torch.device) -> CellTable:
     """Return the table on a device."""
     threshold, other = _alias(cell_probabilities())
     return CellTable(
-        torch.tensor(threshold, dtype=torch.int64, device=device),
+        torch.tensor([each >> LOW_BITS for each in threshold], device=device),
+        torch.tensor(
+            [each & ((1 << LOW_BITS) - 1) for each in threshold], dtype=torch.int32, device=device
+        ),
         torch.tensor(other, dtype=torch.int64, device=device),
     )
 
 
 @functools.cache
 def cell_probabilities() -> tuple[int, ...]:
-    """Return the probability of each cell of |N(0, 1)|, in units of 2^-77; they sum to 2^77.
+    """Return the probability of each cell of |N(0, 1)|, in units of 2^-94; they sum to 2^94.
 
     The integral of the density over a cell around its centre x is, with h half its width,
     `2 h phi(x) sum_k He_2k(x) h^2k / (2k + 1)!`; densities follow from their neighbours'.

@@ -23,13 +23,13 @@ def grid_noise(count: int, key: bytes, index: int, device: torch.device) -> Tens
     """Return `round(N(0, 1) * 2^28)` for each of `count` samples, (count,) int64."""
     cells, chances, places = (
         chacha_words(key, plane, index, blocks, device)
-        for plane, blocks in enumerate((cdiv(count, 32), cdiv(count, 8), cdiv(count, 8)))
+        for plane, blocks in enumerate((cdiv(count, 16), cdiv(count, 8), cdiv(count, 8)))
     )
     noise = torch.empty(count, dtype=torch.int64, device=device)
     table = cell_table(device)
     _noise[(cdiv(count, 1024),)](
-        noise, cells.view(torch.int16), chances.view(torch.int64), places.view(torch.int64),
-        table.threshold, table.other, count, lanes=1024,
+        noise, cells, chances.view(torch.int64), places.view(torch.int64),
+        table.threshold, table.below, table.other, count, lanes=1024,
     )  # fmt: skip
     return noise
 
@@ -110,7 +110,9 @@ def _chacha(words, secret, blocks, lanes: constexpr):
 
 
 @jit
-def _noise(noise, cells, chances, places, threshold, other, count, lanes: constexpr):
+def _noise(
+    noise, cells, chances, places, threshold, below, other, count, lanes: constexpr
+):  # fmt: skip
     """The formulas of `_gaussian._drawn` and `_gaussian._correction`, which says what they are."""
     sample = tl.program_id(0).to(tl.int64) * lanes + tl.arange(0, lanes)
     there = sample < count
@@ -119,7 +121,10 @@ def _noise(noise, cells, chances, places, threshold, other, count, lanes: conste
     chance = (tl.load(chances + sample, mask=there, other=0) >> 1) & 0x7FFFFFFFFFFFFFFF
     place = (tl.load(places + sample, mask=there, other=0) >> 1) & 0x7FFFFFFFFFFFFFFF
     first = tl.load(threshold + slot, mask=there, other=0)
-    cell = tl.where(chance < first, slot, tl.load(other + slot, mask=there, other=0))
+    digits = (short >> 14) & 0x1FFFF
+    last = tl.load(below + slot, mask=there, other=0)
+    own = (chance < first) | ((chance == first) & (digits < last))
+    cell = tl.where(own, slot, tl.load(other + slot, mask=there, other=0))
     b = 1.0 / 1048576.0
     m = (cell.to(tl.float64) + 0.5) * b
     q = (place - 0x4000000000000000).to(tl.float64) * (1.0 / 9223372036854775808.0)

@@ -1,7 +1,7 @@
 """Bounds that hold by construction: the only way from a private forward pass to a parameter.
 
 While a private forward pass runs, every layer that holds trainable parameters computes with
-*leaves*: tensors that share the parameters' memory, made anew for every use, and that nothing but
+*leaves*: copies of the parameters in float64, made anew for every use, and that nothing but
 these stand-ins can reach. Each use of a leaf scales what one example adds to its gradient to the
 bound that was planned for that use (`BoundedModule.forward_bounded`), and is refused if its input
 has not one row for each example. It hands its gradients in by itself, to the pass that it belongs
@@ -73,6 +73,7 @@ class Enforcement:
     def adopt(self, report: SensitivityReport, plan: Plan) -> None:
         """Hold gradients to these bounds from the next forward pass on."""
         room = (1 + plan.arithmetic_slack) * (1 - _margin(self._trainable[0].dtype, plan))
+        room /= 1 + plan.sums.slack  # what the sum over the batch may add to what is enforced
         uses: defaultdict[nn.Module, list[GradientLimits]] = defaultdict(list)
         for node in report.nodes:
             if node.gradient_bounds:
@@ -112,7 +113,7 @@ class Enforcement:
         leaves = None
         self._ways = []
         if not self._sharded:
-            self.leaves = [each.detach().requires_grad_() for each in self._trainable]
+            self.leaves = [_leaf(each) for each in self._trainable]
             leaves = dict(zip(map(id, self._trainable), self.leaves, strict=True))
         for call in self._calls:
             call.begin(leaves)
@@ -234,7 +235,7 @@ class _BoundedCall:
         if deliveries is None:
             raise not_set_error("the pass that a use belongs to")
         places = {name: self._places[name] for name in limits if name in self._places}
-        leaves = {place: known[name].detach().requires_grad_() for name, place in places.items()}
+        leaves = {place: _leaf(known[name]) for name, place in places.items()}
 
         def layer(given: Sequence[Any], leaves: Mapping[int, Tensor]) -> Tensor:
             own = {name: leaves[place] for name, place in places.items()}
@@ -266,6 +267,11 @@ class _BoundedCall:
             )
 
 
+def _leaf(parameter: Tensor) -> Tensor:
+    """Return a parameter for one use, in float64: so is its gradient, which is a sum over rows."""
+    return parameter.detach().to(torch.float64).requires_grad_()
+
+
 def _by_rows(
     module: nn.Module, *inputs: Any, parameters: Mapping[str, Tensor], limits: GradientLimits
 ) -> Any:
@@ -273,7 +279,11 @@ def _by_rows(
     plain = copy.copy(module)
     vars(plain).pop("forward", None)
     rows = inputs[0].shape[0]
-    copies = {n: per_example_parameter(p, rows, limits.get(n)) for n, p in parameters.items()}
+    dtypes = {name: each.dtype for name, each in module.named_parameters()}
+    copies = {
+        name: per_example_parameter(each, rows, limits.get(name), dtypes[name])
+        for name, each in parameters.items()
+    }
 
     def one(own: dict[str, Tensor], *example: Any) -> Any:
         batch = tuple(x.unsqueeze(0) if isinstance(x, Tensor) else x for x in example)

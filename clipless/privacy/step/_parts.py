@@ -130,7 +130,9 @@ def renewed_bounds(
         report = prove_bounds(graph, model, loss=criterion)
     with without_sharding(model):
         check_same_model(model, report, plan, parameters, trainable)
-        slack = arithmetic_slack(trainable[0].dtype, precision=plan.precision, report=report)
+        slack = arithmetic_slack(
+            trainable[0].dtype, precision=plan.precision, report=report, sums=plan.sums
+        )
     return graph, report, replace(plan.with_bounds(report), arithmetic_slack=slack)
 
 

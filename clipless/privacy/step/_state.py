@@ -192,7 +192,7 @@ class Gradients:
         """
         self.drop()
         for parameter, gradient in zip(self._trainable, gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
         self._own = [p.grad for p in self._parameters if p.grad is not None]
 
     def check_own(self) -> None:

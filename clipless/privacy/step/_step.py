@@ -274,7 +274,7 @@ class PrivateStep(StepParts):
         """
         found = progress.gradients
         gradients = [
-            found[index] if index in found else torch.zeros_like(parameter)
+            found[index] if index in found else torch.zeros_like(parameter, dtype=torch.float64)
             for index, parameter in enumerate(self._trainable)
         ]
         followers = self._followers

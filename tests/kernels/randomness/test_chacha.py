@@ -20,7 +20,7 @@ def block(key, counter, nonce):
             s[third] = turned(s[third] ^ s[first], by)
 
     words = [0x61707865, 0x3320646E, 0x79622D32, 0x6B206574]
-    words += np.frombuffer(key, "<u4").tolist() + [counter] + np.frombuffer(nonce, "<u4").tolist()
+    words += [*np.frombuffer(key, "<u4").tolist(), counter, *np.frombuffer(nonce, "<u4").tolist()]
     state = list(words)
     for _ in range(10):
         for i in range(4):

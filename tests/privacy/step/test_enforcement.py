@@ -235,7 +235,8 @@ def test_without_enforcement_it_would_not(kind, monkeypatch):
 
 def _unbounded(call, x):
     use = min(call.used, len(call._uses) - 1)
-    return call.module.forward_bounded(x, call._parameters[use], {})
+    seen = {n: p if p is None else p.to(x.dtype) for n, p in call._parameters[use].items()}
+    return call.module.forward_bounded(x, seen, {})
 
 
 class SwitchedOn(Odd):
