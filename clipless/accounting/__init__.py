@@ -1,6 +1,10 @@
 """Mechanisms as frozen data, and what they cost: PLD, RDP, filters, calibration. Without torch."""
 
-from clipless.accounting._calibration import noise_multiplier_for, steps_for
+from clipless.accounting._calibration import (
+    noise_multiplier_for,
+    noise_multiplier_for_accuracy,
+    steps_for,
+)
 from clipless.accounting._epsilon import (
     LargeDelta,
     chosen_delta,
@@ -27,6 +31,7 @@ from clipless.accounting._mechanism import (
     Sampling,
     require_supported_relation,
 )
+from clipless.accounting._trade_off import TradeOff, trade_off, trade_off_at
 
 __all__ = [
     "Mechanism",
@@ -52,5 +57,9 @@ __all__ = [
     "meter_accountant",
     "filter_of_name",
     "noise_multiplier_for",
+    "noise_multiplier_for_accuracy",
+    "TradeOff",
+    "trade_off",
+    "trade_off_at",
     "steps_for",
 ]
