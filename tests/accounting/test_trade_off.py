@@ -21,7 +21,7 @@ from clipless.errors import BudgetExhaustedError
 
 GAUSSIAN = [(Mechanism(noise_multiplier=2.0, sampling=FullBatch(dataset_size=1000)), 4)]
 SAMPLED = Mechanism(noise_multiplier=0.8, sampling=PoissonSampling(dataset_size=1000, rate=0.3))
-ALPHAS = np.concatenate([[0.0], np.geomspace(1e-5, 1.0, 60)])
+ALPHAS = np.concatenate([[0.0], np.geomspace(1e-10, 1.0, 100)])
 
 
 def gaussian(alpha, mu):
