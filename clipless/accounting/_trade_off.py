@@ -58,6 +58,14 @@ class TradeOff:
         if not all(0 <= delta <= 1 for delta in self.deltas):
             raise ValueError("deltas must lie in [0, 1]")
 
+    @classmethod
+    def of_pair(cls, epsilon: float, delta: float) -> TradeOff:
+        """Return what one pair (epsilon, delta) says."""
+        at_zero = min(1.0, math.tanh(epsilon / 2) + delta * (1.0 - math.tanh(epsilon / 2)))
+        if epsilon == 0:
+            return cls(epsilons=(0.0,), deltas=(delta,))
+        return cls(epsilons=(0.0, epsilon), deltas=(at_zero, delta))
+
     @property
     def advantage(self) -> float:
         """The largest difference of true and false positive rate of any attack: delta at 0."""
