@@ -86,6 +86,12 @@ class TradeOff:
             ),
         )
 
+    def vertices(self) -> tuple[tuple[float, float], ...]:
+        """Return where f bends, (alpha, beta) by ascending alpha from 0 to 1; straight between."""
+        half = sorted({(0.0, self.misses(0.0)), *self._corners()})
+        mirrored = [(beta, alpha) for alpha, beta in reversed(half) if alpha != beta]
+        return (*half, *mirrored, (1.0, 0.0))
+
     def detection(self, false_alarms: float) -> float:
         """Return the most members that an attack with such false alarms can find: 1 - f."""
         return 1.0 - self.misses(false_alarms)
