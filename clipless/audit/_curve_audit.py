@@ -221,7 +221,7 @@ def _independent_test(scores: Array, included: Array, level: float) -> Callable[
 
 
 def _thresholds(scores: Array, included: Array) -> tuple[float, float]:
-    """Return the threshold of the most right guesses, and the largest score of those that are out."""
+    """Return the threshold of the most right guesses, and the largest score of one that is out."""
     order = np.argsort(scores)
     ordered, members = scores[order], included[order]
     right = np.concatenate([[0], np.cumsum(~members)]) + np.concatenate(
