@@ -16,6 +16,8 @@ from types import FrameType
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "clipless"
 PAGE = ROOT / "ARCHITECTURE.md"
+STEADY = 5
+"""The step that is walked: the sixth, at which nothing is prepared and no trial run is due."""
 EVERYWHERE = {"common", "errors", "_version", "__version__"}
 """Rooms that all others import, whose arrows would hide the picture."""
 
@@ -55,7 +57,7 @@ def walk_of_a_step() -> list[Path]:
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(lip.BoundedInput(1.0), lip.SpectralLinear(4, 2))
-    data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randint(2, (64,)))
+    data = torch.utils.data.TensorDataset(torch.randn(256, 4), torch.randint(2, (256,)))
     criterion = losses.CrossEntropy()
     model, optimizer, loader = PrivacyEngine().make_private(
         module=model,
@@ -73,8 +75,8 @@ def walk_of_a_step() -> list[Path]:
     batches = iter(loader)
     gc.collect()
     gc.disable()  # what is collected meanwhile is no part of the step
-    for step in range(3):  # the first two also prepare
-        sys.setprofile(note if step == 2 else None)
+    for step in range(STEADY + 1):
+        sys.setprofile(note if step == STEADY else None)
         inputs, targets = next(batches)
         optimizer.zero_grad()
         criterion(model(inputs), targets).backward()
@@ -115,7 +117,9 @@ def page() -> str:
     steps = walk_of_a_step()
     lines += [
         "A plain eager private step (sample, forward, criterion, backward, optimizer step) enters",
-        f"{len(steps)} files of the package, in this order of first entry:", "",
+        f"{len(steps)} files of the package, in this order of first entry. It is step {STEADY} of",
+        "a run: the first steps also prepare, and the running model is tried before steps",
+        "0, 1, 2, 4, 8, ...", "",
         *(
             f"{number}. `{path.relative_to(ROOT).as_posix()}`: {first_line(path)}"
             for number, path in enumerate(steps, start=1)

@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable
 from functools import cache
 
-from scipy.optimize import brentq
-
 from clipless.accounting._epsilon import delta, epsilon
 from clipless.accounting._history import Accountant, History
 from clipless.accounting._mechanism import Mechanism, Relation, Sampling
@@ -195,6 +193,7 @@ def _crossing(
 
     It is positive at `over` and not at `under`.
     """
+    from scipy.optimize import brentq  # as much to import as all of this library
 
     def between(share: float) -> float:
         # The ends as they were given: rounding could move them to the other side of the crossing.

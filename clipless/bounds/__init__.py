@@ -1,7 +1,7 @@
 """Backpropagation for bounds: the rule table, the walk over a traced model, the report."""
 
 from clipless.bounds._clipping import clip_products
-from clipless.bounds._refusal import has_global_hooks, hooks_of
+from clipless.bounds._refusal import hooks_of
 from clipless.bounds._report import NodeBound, ParameterBound, SensitivityReport
 from clipless.bounds._rule import (
     Bound,
@@ -24,7 +24,7 @@ from clipless.bounds._sensitivity import (
 from clipless.bounds._shapes import TracedModel
 from clipless.bounds._structure import ModelSnapshot
 from clipless.bounds._trace import check_rules, unsupported_operations
-from clipless.bounds._trial_run import is_trial_run, seed_generators
+from clipless.bounds._trial_run import TRIAL_RUN, seed_generators
 from clipless.bounds.rules import RULE_FILES as RULE_FILES
 from clipless.bounds.rules import weight_product
 
@@ -45,13 +45,12 @@ __all__ = [
     "Shape",
     "ModelSnapshot",
     "TracedModel",
-    "has_global_hooks",
     "check_rules",
     "unsupported_operations",
     "find_rule",
     "hooks_of",
     "input_shapes",
-    "is_trial_run",
+    "TRIAL_RUN",
     "prove_bounds",
     "seed_generators",
     "traced_model",

@@ -185,21 +185,20 @@ def refuse_altered_module(path: str, module: nn.Module) -> None:
         )
 
 
-def has_global_hooks() -> bool:
-    """Whether there are hooks on all modules at once."""
-    return bool(
-        torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-        or torch_module._global_backward_hooks
-        or torch_module._global_backward_pre_hooks
-    )
+GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+    torch_module._global_forward_hooks,
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_backward_hooks,
+    torch_module._global_backward_pre_hooks,
+)
+"""Torch's tables of the hooks on all modules at once."""
 
 
 def refuse_global_hooks() -> None:
     """Refuse hooks on all modules at once, which could change anything anywhere."""
-    if has_global_hooks():
+    if any(GLOBAL_HOOKS):
         raise UnsupportedOperationError(
-            "a hook is registered on all modules (register_module_..._hook), which could "
+            "a hook on all modules is registered (register_module_..._hook), which could "
             "change activations or gradients unseen. Remove it."
         )
 

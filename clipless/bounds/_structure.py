@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from clipless.bounds._refusal import GLOBAL_HOOKS
 from clipless.bounds._rule import _RULES
 from clipless.bounds._trace import is_leaf
 
@@ -55,10 +56,13 @@ class ModelSnapshot:
     def changed(self, *, numbers: bool = True) -> bool:
         """Return whether any object of the model has been replaced, added or removed.
 
+        A hook on all modules at once is one that was added.
         Without `numbers`, those with a fraction that a layer holds may have moved: a graph does not
         depend on them, and rules read them afresh.
         """
-        if self._rules != len(_RULES) or list(map(type, self._modules)) != self._kinds:
+        if any(GLOBAL_HOOKS) or self._rules != len(_RULES):
+            return True
+        if list(map(type, self._modules)) != self._kinds:
             return True
         if not all(map(is_, map(vars, self._modules), self._attributes)):
             return True

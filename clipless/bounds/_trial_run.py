@@ -15,28 +15,25 @@ from clipless.kernels import TRACING_LOCK
 from clipless.nn import Embedding
 
 
-class _TrialState(threading.local):
+class _TrialRun(threading.local):
     here = False
-
-
-_trial = _TrialState()
-
-
-def is_trial_run() -> bool:
     """Whether this thread runs a model on random entries just to compare it with its trace."""
-    return _trial.here
+
+
+TRIAL_RUN = _TrialRun()
+"""Whether a trial run is under way, thread by thread: hooks of a session then do nothing."""
 
 
 @contextmanager
 def trial_run() -> Iterator[None]:
     """Mark a trial run of this thread within a `with` block, one thread at a time."""
-    before = _trial.here
+    before = TRIAL_RUN.here
     with TRACING_LOCK:  # other threads would draw from the same global generators
-        _trial.here = True
+        TRIAL_RUN.here = True
         try:
             yield
         finally:
-            _trial.here = before
+            TRIAL_RUN.here = before
 
 
 def own_randomness(model: nn.Module) -> AbstractContextManager[None]:

@@ -56,7 +56,7 @@ def release_(values: Sequence[Tensor], queries: Sequence[Query], noise: Gaussian
     watcher = _watcher.get()
 
     def add_noise() -> None:
-        noise.add_(values, [query.deviation for query in queries])
+        noise.add_(values, queries)
 
     if watcher is None:
         add_noise()

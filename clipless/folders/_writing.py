@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
+from clipless.folders._layout import PRIVATE_NAMES
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a new file and wait until it is on the disk."""
-    with path.open("wb") as file:
+
+def write_file(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Write a new file and wait until it is on the disk; a `private` one is for its owner alone."""
+    with open(path, "wb", opener=partial(os.open, mode=0o600 if private else 0o666)) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put `data` in the place of a file, in one operation; a crash leaves one of the two."""
+    """Put `data` in the place of a file, in one operation; a crash leaves one of the two.
+
+    Only their owner may read files that the layout of run folders calls private.
+    """
     unfinished = path.with_name(f".unfinished-{path.name}")
-    write_file(unfinished, data)
+    write_file(unfinished, data, private=path.name in PRIVATE_NAMES)
     unfinished.replace(path)
     sync_directory(path.parent)
 

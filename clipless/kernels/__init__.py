@@ -28,8 +28,34 @@ from clipless.kernels.layers._norms import euclidean_norms
 from clipless.kernels.layers._row_scaling import make_finite_and_bounded, scale_into_ball
 from clipless.kernels.layers._sorting import sort_pairs
 from clipless.kernels.layers._window_norms import GlobalNorms, WindowNorms, safe_sqrt
+from clipless.kernels.randomness import (
+    GRID_STEPS,
+    KEY_BYTES,
+    SAMPLER_DELTA,
+    SAMPLER_EPSILON,
+    KeyStream,
+    WordSource,
+    add_grid_noise_,
+    grid_noise,
+    joint_grid_factor,
+    next_key,
+    random_subset,
+    standard_exponential,
+)
 
 __all__: list[str] = [
+    "GRID_STEPS",
+    "KEY_BYTES",
+    "SAMPLER_DELTA",
+    "SAMPLER_EPSILON",
+    "KeyStream",
+    "WordSource",
+    "add_grid_noise_",
+    "grid_noise",
+    "joint_grid_factor",
+    "next_key",
+    "random_subset",
+    "standard_exponential",
     "TRACING_LOCK",
     "LimitKind",
     "CompiledFunction",

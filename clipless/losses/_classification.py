@@ -11,8 +11,9 @@ from torch import Tensor
 
 from clipless.common import require_positive
 from clipless.kernels import scale_into_ball
-from clipless.losses._base import Loss, Reduction
-from clipless.losses._validation import (
+from clipless.losses._base import (
+    Loss,
+    Reduction,
     class_count,
     class_membership,
     output_count,

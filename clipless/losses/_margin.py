@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clipless.common import require_positive
-from clipless.losses._base import Loss, Reduction
-from clipless.losses._validation import (
+from clipless.losses._base import (
+    Loss,
+    Reduction,
     binary_signs,
     class_membership,
     one_of,

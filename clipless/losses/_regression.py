@@ -10,8 +10,7 @@ from torch import Tensor
 
 from clipless.common import require_positive
 from clipless.kernels import scale_into_ball
-from clipless.losses._base import Loss, Reduction
-from clipless.losses._validation import optional_count, output_count, regression_rows
+from clipless.losses._base import Loss, Reduction, optional_count, output_count, regression_rows
 
 
 class AbsoluteError(Loss):

@@ -2,7 +2,6 @@
 
 from clipless.nn._activation import Absolute, FullSort, GroupSort, Householder, MaxMin
 from clipless.nn._base import (
-    AffineModule,
     BoundedModule,
     ConstrainedModule,
     certify,
@@ -15,9 +14,9 @@ from clipless.nn._base import (
 from clipless.nn._conv import SpectralConv1d, SpectralConv2d
 from clipless.nn._embedding import Embedding
 from clipless.nn._export import to_torch
-from clipless.nn._gradient import ClipGradient, FollowQuantile, clip_cotangent, clip_rows
+from clipless.nn._gradient import ClipGradient, FollowQuantile, clip_cotangent
 from clipless.nn._input import BoundedInput
-from clipless.nn._linear import FrobeniusLinear, SpectralLinear
+from clipless.nn._linear import AffineModule, FrobeniusLinear, SpectralLinear
 from clipless.nn._normalization import BallProjection, LayerCentering
 from clipless.nn._pooling import (
     GlobalAvgPoolBase,
@@ -76,7 +75,6 @@ __all__ = [
     "AffineModule",
     "BoundedModule",
     "clip_cotangent",
-    "clip_rows",
     "constrained_modules",
     "clipping_modules",
     "set_loss_scale",

@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 
-from clipless.common import require_positive
 from clipless.errors import ConstraintError
-from clipless.kernels import ExceedanceCount, GradientLimits, LimitKind
-from clipless.nn._gradient import FollowQuantile
+from clipless.kernels import GradientLimits
 from clipless.nn._projection import Projection, certificates_of, refuse_two_constraints
-from clipless.spectral import Certificate, Constraint, EuclideanBall
+from clipless.spectral import Certificate, Constraint
 
 
 class BoundedModule(nn.Module):
@@ -65,89 +62,6 @@ class ConstrainedModule(BoundedModule):
     def _constrained(self) -> Iterator[tuple[nn.Parameter, Constraint]]:
         for name, constraint in self.constraints().items():
             yield _parameter(self, name), constraint
-
-
-class AffineModule(ConstrainedModule):
-    """A constrained linear map with an optional bias in a Euclidean ball of radius `bias_norm`.
-
-    `weight_clip`, if set, is a limit for the norm of one example's weight gradient, enforced by
-    product clipping: the gradient is then a descent direction rather than a gradient. Like the
-    norm of `ClipGradient` it refers to the loss of ONE example; when every example's loss is
-    weighted by a factor (1 / b), `loss_scale` is that factor.
-    """
-
-    norm: float
-    bias_norm: float
-    weight_clip: float | None = None
-    follow: FollowQuantile | None = None
-    exceeded: ExceedanceCount
-    """How many examples were clipped since it was last taken; there with `follow`."""
-    loss_scale: float = 1.0
-
-    def follow_quantile(self, follow: FollowQuantile | None) -> None:
-        """Let `weight_clip` follow a quantile in private training; it then is part of the state."""
-        self.follow = follow
-        self.exceeded = ExceedanceCount()
-        if follow is None:
-            self._buffers.pop("weight_clip_state", None)
-        elif self.weight_clip is not None:
-            state = torch.tensor(self.weight_clip, dtype=torch.float64)
-            self.register_buffer("weight_clip_state", state)
-            self.register_load_state_dict_post_hook(_read_weight_clip)  # type: ignore[no-untyped-call]
-
-    def _clip(self) -> LimitKind:
-        count = None if self.follow is None else self.exceeded
-        return LimitKind(by_design=self.weight_clip is not None, count=count)
-
-    def threshold(self) -> float:
-        """The limit that follows a quantile."""
-        if self.weight_clip is None:
-            raise RuntimeError("this layer has no weight_clip that could follow a quantile")
-        return self.weight_clip
-
-    def set_threshold(self, value: float) -> None:
-        """Change the limit of the weight's gradient."""
-        self.weight_clip = require_positive("weight_clip", value)
-        state = self._buffers.get("weight_clip_state")
-        if state is not None:
-            state.fill_(self.weight_clip)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer; with product clipping, also outside private training."""
-        clip = self.weight_clip
-        limits = {} if clip is None else {"weight": clip * self.loss_scale}
-        own: dict[str, Any] = {"weight": self.weight, "bias": self.bias}
-        return self.forward_bounded(x, own, limits)
-
-    def _register_bias(self, size: int, wanted: bool, bias_norm: float, **where: object) -> None:
-        self.bias_norm = require_positive("bias_norm", bias_norm)
-        if wanted:
-            self.bias = nn.Parameter(torch.zeros(size, **where))  # type: ignore[call-overload]
-        else:
-            self.register_parameter("bias", None)
-
-    def _weight_constraint(self) -> Constraint:
-        raise NotImplementedError
-
-    def constraints(self) -> Mapping[str, Constraint]:
-        """The weight's set and, with a bias, its ball."""
-        constraints: dict[str, Constraint] = {"weight": self._weight_constraint()}
-        if self.bias is not None:
-            constraints["bias"] = EuclideanBall(self.bias_norm)
-        return constraints
-
-
-def _read_weight_clip(module: Any, incompatible_keys: object) -> None:
-    if "weight_clip_state" in module._buffers:
-        module.weight_clip = float(module.weight_clip_state)
-
-
-def draw_orthogonal(weight: Tensor, *, gain: float) -> None:
-    """Fill a weight with a random orthogonal matrix, drawn in a precision that can hold one."""
-    if weight.dtype in (torch.float32, torch.float64):
-        nn.init.orthogonal_(weight, gain=gain)
-    else:
-        weight.copy_(nn.init.orthogonal_(torch.empty_like(weight, dtype=torch.float32), gain=gain))
 
 
 def set_loss_scale(model: nn.Module, scale: float) -> None:

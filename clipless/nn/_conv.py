@@ -29,7 +29,7 @@ from clipless.kernels import (
     precomputed_norm,
     to_bfloat16,
 )
-from clipless.nn._base import AffineModule, draw_orthogonal
+from clipless.nn._linear import AffineModule, draw_orthogonal
 from clipless.spectral import (
     Constraint,
     ConvolutionBall,

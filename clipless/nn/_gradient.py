@@ -118,12 +118,4 @@ class _ClipCotangent(torch.autograd.Function):
         if ctx.count is not None:
             flat = torch.nan_to_num(cotangent.detach().unsqueeze(-1).flatten(1))
             ctx.count.add(torch.linalg.vector_norm(flat, dim=1) > ctx.norm)
-        return clip_rows(cotangent, ctx.norm), None, None
-
-
-def clip_rows(rows: Tensor, norm: float) -> Tensor:
-    """Return rows made finite (other entries become zeros) and scaled to norm at most `norm`.
-
-    A finite row within the norm is returned bit for bit.
-    """
-    return make_finite_and_bounded(rows, norm)
+        return make_finite_and_bounded(cotangent, ctx.norm), None, None

@@ -19,7 +19,7 @@ from clipless.accounting import (
 from clipless.ledger import Budget, Ledger
 from clipless.privacy._defaults import SamplingName, example_shape, named_sampling, relation_for
 from clipless.privacy._engine import PrivacyEngine
-from clipless.privacy._noise import GaussianNoise
+from clipless.privacy._noise import GaussianNoise, noise_names
 from clipless.privacy._options import PrivacyOptions, merge_arguments
 from clipless.privacy._plan import ParameterPlan, Plan, arithmetic_slack, planned_parameters
 from clipless.privacy._quantile_thresholds import quantile_thresholds, set_quantile_thresholds
@@ -89,4 +89,5 @@ __all__ = [
     "merge_arguments",
     "RELATIONS",
     "describe_accountant",
+    "noise_names",
 ]

@@ -26,7 +26,7 @@ from clipless.losses import Loss
 from clipless.privacy._plan import Plan
 
 
-def begin_together(
+def agree_on_beginning(
     processes: Processes | SingleProcess,
     *,
     module: nn.Module,

@@ -13,7 +13,7 @@ from clipless.accounting import Accountant
 from clipless.bounds import unwrap_module
 from clipless.distributed import SingleProcess, gathered_parameters, processes_present
 from clipless.losses import Loss
-from clipless.privacy._agreement import agree_on_plan, begin_together, form_group
+from clipless.privacy._agreement import agree_on_beginning, agree_on_plan, form_group
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._preparation import OpenLedger, PrivacyTarget, prepare
@@ -37,7 +37,7 @@ def start_session(
 ) -> TrainingSession:
     """Check everything, make the plan and a session, which takes hold of nothing yet."""
     processes = processes_present() or SingleProcess()
-    begin_together(
+    agree_on_beginning(
         processes, module=module, optimizer=optimizer, dataset=getattr(data_loader, "dataset", ()),
         criterion=criterion,
         further={

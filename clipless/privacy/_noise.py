@@ -1,4 +1,4 @@
-"""Gaussian noise: how much each parameter gets, and the one pass that adds it.
+"""Gaussian noise: how much each parameter gets, and where it comes from.
 
 All parameters of a step are released together, as one Gaussian mechanism. With `D_d` the largest
 norm that one example can contribute to parameter d and `std_d` the noise on it, the mechanism has
@@ -7,13 +7,23 @@ the multiplier `sigma = (sum_d (D_d / std_d)^2)^(-1/2)`. Strategies share out th
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from clipless.common import Query
+from clipless.kernels import (
+    KEY_BYTES,
+    KeyStream,
+    add_grid_noise_,
+    joint_grid_factor,
+    next_key,
+)
 
 NoiseStrategy = Literal["global", "per_layer", "optimal"]
 STRATEGIES: tuple[NoiseStrategy, ...] = ("global", "per_layer", "optimal")
@@ -65,108 +75,59 @@ def joint_multiplier(sensitivities: Sequence[float], deviations: Sequence[float]
 
 
 class GaussianNoise:
-    """Adds independent Gaussian noise to all gradients of a step in one pass.
+    """Gaussian noise on a grid, from a ChaCha20 key that moves on with every release.
 
-    Seeded by the operating system. `insecure_seed` is for tests: the noise can be recomputed by
-    whoever knows the seed, and what it is added to is not private.
+    What is released is rounded to a grid and gets noise that lies on it, added as integers: the
+    rounding of what the ideal mechanism releases, so that no digit tells more than its result does.
+    The key comes from the operating system. After a release it is replaced by one that does not
+    lead back to it: who steals a state learns the noise to come, and none that was.
+    `insecure_seed` is for tests: the noise can be recomputed by whoever knows the seed, and what it
+    is added to is not private.
     """
 
     def __init__(self, *, insecure_seed: int | None = None) -> None:
         self.insecure = insecure_seed is not None
-        self._seed = insecure_seed
-        self._generators: dict[torch.device, torch.Generator] = {}
-        self._drawings: dict[tuple[torch.device, torch.dtype], _Drawing] = {}
+        if insecure_seed is None:
+            self.renew()
+        else:
+            text = f"clipless/insecure noise/{insecure_seed}"
+            self._key = hashlib.sha256(text.encode()).digest()
 
     @torch.no_grad()
-    def add_(self, gradients: Sequence[Tensor], deviations: Sequence[float]) -> None:
-        """Add noise of the given standard deviations in place, without reading any value back."""
-        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        for index, (gradient, deviation) in enumerate(zip(gradients, deviations, strict=True)):
-            if deviation > 0:
-                groups.setdefault((gradient.device, gradient.dtype), []).append(index)
-        for place, members in groups.items():
-            chosen = [gradients[index] for index in members]
-            noise = self._draw(place, chosen)
-            torch._foreach_mul_(noise, [deviations[index] for index in members])
-            torch._foreach_add_(chosen, noise)
+    def add_(self, values: Sequence[Tensor], queries: Sequence[Query]) -> None:
+        """Round the values of one release to their grids and add their noise, in place.
 
-    def _draw(self, place: tuple[torch.device, torch.dtype], like: list[Tensor]) -> list[Tensor]:
-        """Fill one flat buffer with standard normals and return it cut into shapes."""
-        drawing = self._drawings.get(place)
-        if drawing is None or not drawing.fits(like):
-            drawing = self._drawings[place] = _Drawing(like)
-        drawing.buffer.normal_(generator=self._generator(place[0]))
-        return drawing.parts
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device not in self._generators:
-            generator = torch.Generator(device=device)
-            if self._seed is not None:
-                generator.manual_seed(self._seed)
-            else:
-                seed_from_system(generator)
-            self._generators[device] = generator
-        return self._generators[device]
+        Nothing is read back from an accelerator. The deviations are a little larger than asked
+        for, by what rounding to grids moves two neighbours apart (`joint_grid_factor`).
+        """
+        noisy = [query for query in queries if query.deviation > 0]
+        multiplier = joint_multiplier(
+            [query.sensitivity for query in noisy], [query.deviation for query in noisy]
+        )
+        entries = sum(
+            value.numel() for value, query in zip(values, queries, strict=True) if query.deviation
+        )
+        factor = 1.0 if math.isinf(multiplier) else joint_grid_factor(multiplier, entries)
+        key, self._key = self._key, next_key(self._key)
+        add_grid_noise_(values, [factor * query.deviation for query in queries], KeyStream(key))
 
     def renew(self) -> None:
-        """Draw from the operating system's randomness from here on."""
-        self._seed = None
-        self._generators.clear()
+        """Take a new key from the operating system."""
+        self._key = secrets.token_bytes(KEY_BYTES)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the generators' states. They tell all noise, past and future: keep them secret."""
-        return {str(device): g.get_state() for device, g in self._generators.items()}
+        """Return the key of the releases to come: keep it secret. Earlier noise is not in it."""
+        return {STATE_NAME: torch.frombuffer(bytearray(self._key), dtype=torch.uint8)}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue the noise where `state` was saved."""
-        for name, value in state.items():
-            self._generator(torch.device(name)).set_state(value)
+        self._key = bytes(state[STATE_NAME].tolist())
 
 
-class _Drawing:
-    """A buffer for the noise of some tensors, and the parts of it that are theirs."""
-
-    def __init__(self, like: Sequence[Tensor]) -> None:
-        dtype = like[0].dtype
-        # Noise is drawn in at least single precision; half precisions have too few levels.
-        wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
-        sizes = [tensor.numel() for tensor in like]
-        self.buffer = torch.empty(sum(sizes), device=like[0].device, dtype=wide)
-        self.parts = list(map(_laid_out, self.buffer.split(sizes), like))
-        self._layout = list(map(_layout, like))
-
-    def fits(self, like: Sequence[Tensor]) -> bool:
-        return list(map(_layout, like)) == self._layout
+STATE_NAME = "chacha20"
+"""What a saved state calls the key of the noise."""
 
 
-def _layout(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
-    return tensor.shape, tensor.stride()
-
-
-def _laid_out(part: Tensor, like: Tensor) -> Tensor:
-    """A flat part of the buffer in the shape of `like`, and in its order if that has no gaps.
-
-    Tensors in one order are added to each other all at once; others, one by one.
-    """
-    if torch.empty_like(like, device="meta").stride() == like.stride():
-        return part.as_strided(like.shape, like.stride())
-    return part.view(like.shape)
-
-
-# torch keeps the state of its CPU generator as a header of 24 bytes and 624 words of 32 bits, each
-# stored in 8 bytes. Seeding it with a number sets 32 bits of the 19,968 only.
-_HEADER_BYTES, _STATE_WORDS = 24, 624
-
-
-def seed_from_system(generator: torch.Generator) -> None:
-    """Seed a generator with as much of the operating system's randomness as it can hold."""
-    generator.manual_seed(secrets.randbits(63))
-    state = generator.get_state()
-    if generator.device.type == "cpu" and state.numel() >= _HEADER_BYTES + 8 * _STATE_WORDS:
-        words = torch.frombuffer(
-            bytearray(secrets.token_bytes(4 * _STATE_WORDS)), dtype=torch.uint8
-        )
-        end = _HEADER_BYTES + 8 * _STATE_WORDS
-        body = state[_HEADER_BYTES:end].view(_STATE_WORDS, 8)
-        body[:, :4] = words.view(_STATE_WORDS, 4)
-        generator.set_state(state)
+def noise_names(prefixes: Iterable[str]) -> set[str]:
+    """Return what a saved state calls the noise of processes with these prefixes."""
+    return {prefix + STATE_NAME for prefix in prefixes}

@@ -8,6 +8,7 @@ from typing import Any
 from clipless.accounting import Mechanism
 from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.errors import PrivacyError
+from clipless.privacy._noise import STATE_NAME, noise_names
 from clipless.privacy._plan import Plan
 from clipless.privacy.sampling._samplers import IndexSampler
 from clipless.privacy.step._session import TrainingSession
@@ -51,8 +52,6 @@ def run_state(
     first_thresholds: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return what continues a run after its last step: see `PrivacyEngine.state_dict`."""
-    for parameter in session._trainable:
-        session.noise._generator(parameter.device)  # there before the first noise is drawn
     noise: dict[str, Any] = dict(session.noise.state_dict())
     noise = {
         session.group.noise_prefix(rank) + name: each
@@ -91,22 +90,20 @@ def begin_run(session: TrainingSession, state: Mapping[str, Any] | None, *, repl
 
 
 def _load_noise(session: TrainingSession, state: Mapping[str, Any]) -> None:
-    """Continue the noise of a saved run, on the devices that it was drawn on."""
-    devices = {str(parameter.device) for parameter in session._trainable}
+    """Continue the noise of a saved run, in as many processes as it was drawn in."""
     saved, group = dict(state["noise"]), session.group
-    everywhere = group.processes.gather(sorted(devices))
-    devices = {
-        group.noise_prefix(rank) + name for rank, own in enumerate(everywhere) for name in own
-    }
-    if devices != set(saved):
+    expected = noise_names(
+        [group.noise_prefix(rank) for rank in range(group.processes.size)]
+    )  # fmt: skip
+    if expected != set(saved):
         raise PrivacyError(
-            f"the noise was drawn on {', '.join(sorted(state['noise']))} and would now be drawn "
-            f"on {', '.join(sorted(devices))}, where it cannot be repeated: resume on the same "
-            "devices and number of processes, or with replay=False."
+            f"the noise of the saved run is that of {len(saved)} process(es), or of an earlier "
+            f"version ({', '.join(sorted(saved))}), and would now be drawn as "
+            f"{', '.join(sorted(expected))}: it cannot be repeated. Resume with the same number of "
+            "processes, or with replay=False, which goes on with fresh noise."
         )
     own = group.noise_prefix(group.processes.rank)
-    saved = {k.removeprefix(own): each for k, each in saved.items() if k.startswith(own)}
-    session.noise.load_state_dict(saved)
+    session.noise.load_state_dict({STATE_NAME: saved[own + STATE_NAME]})
 
 
 def _was_insecure(state: Mapping[str, Any]) -> bool:

@@ -120,8 +120,6 @@ def write_report(run_dir: str | os.PathLike[str]) -> RunReport:
     private = folder.file(RunFile.PRIVATE_REPORT_JSON), folder.file(RunFile.PRIVATE_REPORT_HTML)
     report.write_json(private[0], private=True)
     report.write_html(private[1], private=True)
-    for path in private:
-        path.chmod(0o600)
     return report
 
 

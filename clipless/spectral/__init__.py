@@ -18,10 +18,11 @@ from clipless.spectral._constraints import (
     Orthogonal,
     RowBall,
     SpectralBall,
+    clip_singular_values,
+    orthogonalize,
     project_batched,
 )
 from clipless.spectral._convolution import fourier_bound, patch_multiplicity
-from clipless.spectral._orthogonalize import clip_singular_values, orthogonalize
 
 __all__ = [
     "gram_bound",

@@ -3,9 +3,9 @@
 from clipless.training._averaging import WeightAverage
 from clipless.training._callbacks import Callback, MetricsWriter, TensorBoardWriter, step_log
 from clipless.training._layer_adam import LayerAdam
+from clipless.training._metrics import FitResult, StopReason
 from clipless.training._options import TrainingOptions
 from clipless.training._processes import join_torchrun
-from clipless.training._result import FitResult, StopReason
 from clipless.training._signal import LittleSignalWarning
 from clipless.training._state import generator_states, restore_generators, tensors_to_bytes
 from clipless.training._trainer import Trainer

@@ -125,6 +125,8 @@ class TensorBoardWriter(Callback):
         if folder is None and trainer.run_dir is None:
             raise ValueError("TensorBoardWriter needs a folder, or a trainer with a run_dir")
         place = folder or RunFolder(trainer.run_dir or "").file(RunFile.TENSORBOARD)
+        if folder is None:
+            Path(place).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._writer = self._make(str(place), purge_step=trainer.step + 1)
 
     def on_step_end(self, trainer: Trainer) -> None:

@@ -36,7 +36,7 @@ from clipless.training._processes import (
     optimizer_state,
     own_metrics,
     restore_own_generators,
-    whole_metrics,
+    total_metrics,
 )
 from clipless.training._progress import EpsilonGauge, ProgressBar
 from clipless.training._run_folder import SavedRun, TrainerFolder, describe
@@ -255,7 +255,7 @@ class Fit:
     def _end_epoch(self) -> None:
         trainer = self._trainer
         line: dict[str, Any] = {"epoch": trainer.epoch, "step": trainer.step}
-        line |= whole_metrics(trainer._running, self._processes).read()
+        line |= total_metrics(trainer._running, self._processes).read()
         if self._validation is not None:
             found = trainer.evaluate(self._validation)
             line |= {f"validation_{name}": value for name, value in found.items()}
@@ -283,7 +283,7 @@ class Fit:
             "step": trainer.step,
             "seconds": self.seconds,
             "history": trainer.history,
-            "running": whole_metrics(trainer._running, self._processes).state_dict(),
+            "running": total_metrics(trainer._running, self._processes).state_dict(),
             "engine": trainer.engine.state_dict(),
             "average": None if trainer.average is None else trainer.average.state_dict(),
             "generators": all_generator_states(self._processes),

@@ -1,10 +1,10 @@
-"""Loss and accuracy, in training and in evaluation."""
+"""Loss and accuracy, in training and in evaluation, and the result of a training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from clipless import losses
 from clipless.distributed import reshard
 from clipless.losses import Loss
+from clipless.privacy import guarantee_in_words
 from clipless.training._data import pair
 
 _CLASSIFICATION = (
@@ -22,6 +23,8 @@ _CLASSIFICATION = (
     losses.KantorovichRubinstein,
     losses.HingeKR,
 )
+
+StopReason = Literal["finished", "budget", "interrupted", "failed"]
 
 
 def classifies(criterion: Loss) -> bool:
@@ -113,3 +116,37 @@ def evaluate(
     if classifies(criterion):
         found["accuracy"] = float(right) / max(count, 1)
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """The outcome of a training: guarantee, steps, metrics, history.
+
+    `epsilon` and `delta` are the guarantee of everything in the ledger. `metrics` and
+    `averaged_metrics` are those of the validation data, empty if there were none, with the last
+    weights and with their average. `history` has a line for each epoch; its loss and accuracy are
+    those of the training data, which the guarantee does not cover. `seconds` leaves out the time
+    between a kill and resuming; `resumed_from` is the step that this call went on from, or None.
+    """
+
+    epsilon: float
+    delta: float
+    steps: int
+    stopped: StopReason
+    seconds: float
+    history: tuple[dict[str, Any], ...]
+    metrics: dict[str, float]
+    averaged_metrics: dict[str, float]
+    resumed_from: int | None
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.stopped} after {self.steps} steps in {self.seconds:.1f} s: "
+            f"{guarantee_in_words(self.epsilon, self.delta)}"
+        )
+        for title, numbers in (("last", self.metrics), ("averaged", self.averaged_metrics)):
+            if numbers:
+                text += f"\n{title} weights, validation: " + ", ".join(
+                    f"{name} {value:.4g}" for name, value in numbers.items()
+                )
+        return text

@@ -17,6 +17,7 @@ from clipless.common import not_set_error
 from clipless.distributed import Processes, full_optimizer_state, is_sharded, noise_prefix
 from clipless.errors import PrivacyError
 from clipless.folders import RunFolder
+from clipless.privacy import noise_names
 from clipless.training._metrics import RunningMetrics
 from clipless.training._run_folder import SavedRun, TrainerFolder
 from clipless.training._state import generator_states, restore_generators
@@ -115,18 +116,14 @@ def open_folder(
 
 
 def noise_places(model: nn.Module, processes: Processes | None) -> set[str]:
-    """Where noise would be drawn, as a saved state names it."""
-    own = {str(parameter.device) for parameter in model.parameters() if parameter.requires_grad}
+    """Return what a saved state calls the noise of all processes."""
     if processes is None:
-        return own
-    everywhere = enumerate(processes.gather(own))
+        return noise_names([""])
     sharded = is_sharded(model)
-    return {
-        noise_prefix(rank, sharded=sharded) + name for rank, each in everywhere for name in each
-    }
+    return noise_names(noise_prefix(rank, sharded=sharded) for rank in range(processes.size))
 
 
-def whole_metrics(running: RunningMetrics, processes: Processes | None) -> RunningMetrics:
+def total_metrics(running: RunningMetrics, processes: Processes | None) -> RunningMetrics:
     """The sums of all processes together."""
     if processes is None:
         return running

@@ -32,10 +32,9 @@ from clipless.training._averaging import WeightAverage
 from clipless.training._data import evaluation_batches, inputs_of, training_loader
 from clipless.training._fit import Fit
 from clipless.training._layer_adam import LayerAdam
-from clipless.training._metrics import RunningMetrics, evaluate
+from clipless.training._metrics import FitResult, RunningMetrics, StopReason, evaluate
 from clipless.training._options import MakeOptimizer, TrainingOptions
 from clipless.training._processes import join_torchrun
-from clipless.training._result import FitResult, StopReason
 from clipless.training._signal import typical_gradients, warn_of_little_signal
 
 

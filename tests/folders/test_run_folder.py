@@ -186,3 +186,27 @@ def test_everything_measured_on_data_is_private():
         "model.safetensors", "bounds.json", "signal.jsonl", "report.html", "report.json",
     }  # fmt: skip
     assert {each.value.split("/")[0] for each in RunFile} - public == PRIVATE_NAMES
+
+
+def test_what_is_private_is_for_its_owner_alone(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    for name in RunFile:
+        if name.endswith(".json"):
+            for _ in range(2):  # and so is what replaces it
+                folder.write_json(name, {})
+        elif name in (RunFile.METRICS, RunFile.TIGHTNESS, RunFile.SIGNAL):
+            folder.log(name).begin(note="", step=0)
+            folder.log(name).append({"kind": "step", "step": 1})
+    (state,) = [folder.checkpoints().save({"state": b""}, step=1)]
+    readable = {
+        path.name
+        for path in folder.path.iterdir()
+        if path.stat().st_mode & 0o077 and path.is_file()
+    }
+    assert {"plan.json", "report.json", "signal.jsonl"} <= readable
+    assert not readable & PRIVATE_NAMES
+    assert {"result.json", "data.json", "audit.json", "metrics.jsonl"} <= {
+        path.name for path in folder.path.iterdir()
+    }
+    assert not state.stat().st_mode & 0o077

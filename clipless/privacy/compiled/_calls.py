@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from clipless.bounds import is_trial_run
+from clipless.bounds import TRIAL_RUN
 from clipless.common import not_set_error
 from clipless.errors import PrivacyError
 from clipless.kernels import CompiledFunction
@@ -121,7 +121,7 @@ class CompiledCalls:
 
     def _run_model(self, *inputs: Any, **options: Any) -> Any:
         session, model = self._session, self._session.model
-        if options or is_trial_run() or not (model.training and torch.is_grad_enabled()):
+        if options or TRIAL_RUN.here or not (model.training and torch.is_grad_enabled()):
             return model._call_impl(*inputs, **options)
         if self._passes is None:
             raise not_set_error("passes")

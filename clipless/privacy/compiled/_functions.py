@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from clipless.kernels import AnyFunction, CompiledFunction, is_close
+from clipless.kernels import AnyFunction, CompiledFunction, is_close, make_finite_and_bounded
 from clipless.losses import Loss
-from clipless.nn import Projection, clip_rows
+from clipless.nn import Projection
 
 if TYPE_CHECKING:
     from clipless.privacy.step._enforcement import Enforcement
@@ -184,7 +184,7 @@ def guarded_losses(
         share = share * weights
         losses = torch.where(weights > 0, losses * weights, torch.zeros_like(losses))
     (cotangents,) = pull(share)
-    return losses.sum() / divisor, clip_rows(cotangents, limit)
+    return losses.sum() / divisor, make_finite_and_bounded(cotangents, limit)
 
 
 def uncompilable(model: nn.Module) -> str | None:

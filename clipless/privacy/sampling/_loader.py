@@ -17,6 +17,7 @@ from clipless.distributed import rank_and_size
 from clipless.errors import PrivacyError
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._batches import (
+    ColumnSource,
     StepSample,
     count_micro_batches,
     make_source,
@@ -178,6 +179,12 @@ class PrivateLoader:
         return self._sampler.step
 
     @property
+    def repeats_rows(self) -> bool:
+        """Whether an example is the same row whenever it is handed out: tensors, not augmented."""
+        own = self._views.augments or self.views > 1
+        return isinstance(self._source, ColumnSource) and not own
+
+    @property
     def rows(self) -> int | None:
         """The rows of every batch if batches are padded, else None."""
         if not self._padded:
@@ -217,7 +224,7 @@ class PrivateLoader:
         while self._sampler.step < end:
             origin, steps = self.origin, range(self._sampler.step, end)
             for sample, batch in self._source.batches(self._draw(steps)):
-                self._sampler.step = sample.step + 1
+                self._sampler.advance(sample.step + 1)
                 self.current = sample
                 if self._views.augments:
                     part = f"augmentation/{self._rank}/{sample.micro_batch}"
@@ -318,10 +325,9 @@ class PrivateLoader:
         Refuses to go back to before steps that this loader has handed out itself. A session that
         is given this loader draws samples of its own.
         """
-        own = self._sampler.state_dict()
-        if state["key"] == own["key"] and state["step"] < own["step"]:
+        if self._sampler.comes_after(state):
             raise PrivacyError(
-                f"this state goes back to step {state['step']}, but step {own['step'] - 1} was "
+                f"this state goes back to step {state['step']}, but step {self.next_step - 1} was "
                 "handed out: the same samples under other noise are not what is accounted for."
             )
         self.check_free()

@@ -14,15 +14,26 @@ import torch
 from clipless.accounting import FixedSizeSampling, FullBatch, PoissonSampling, Sampling
 from clipless.common import fresh_bits
 from clipless.errors import PrivacyError
+from clipless.kernels import (
+    KEY_BYTES,
+    KeyStream,
+    WordSource,
+    next_key,
+    random_subset,
+    standard_exponential,
+)
 
 _SMALLEST_RATE = 1e-10
 """Below it the spacing of float64 numbers would show in the inclusion probabilities."""
 
-_SEED_DOMAIN = 0x5A3C
-"""Keeps a sampler's stream apart from any other stream made from the same seed."""
+_INCLUDED, _KEPT, _SEEDS = 0, 1, 2
+"""The streams of a step's key: who is drawn, who stays of too many, and what else is random."""
 
 _CUT_PROBABILITY = 1e-9
 """How often, at most, the default padding cuts a step's sample."""
+
+_LONGEST_CHAIN = 1_000_000
+"""Over how many steps two states of one sampler are recognised as such."""
 
 _MOST_STEPS_AT_ONCE, _MOST_INDICES_AT_ONCE = 16, 1 << 16
 """How far ahead of the training samples are drawn."""
@@ -35,11 +46,12 @@ class IndexSampler:
     samples of all other steps. Poisson samples may be empty; they are never dropped or redrawn.
     Inclusion probabilities are exact to a relative error of 1e-5, and 1e-8 for rates from 1e-7.
 
-    The sample of step t is a pure function of a 128-bit key and t, so a prefetching loader may
+    The sample of step t is a pure function of that step's ChaCha20 key, so a prefetching loader may
     draw ahead, several processes that share the key draw the same sample, and the saved state is
-    the key and a number. The key comes from the operating system. Amplification by sampling holds
-    against those who do not know it: keep any checkpoint with the state in it from whom the
-    guarantee is meant for. `insecure_seed` is for tests: what it samples for is not private.
+    a key and a number. Every key leads to the next step's and to none before it. The first comes
+    from the operating system. Amplification by sampling holds against those who do not know it:
+    keep any checkpoint with the state in it from whom the guarantee is meant for; of the steps
+    before it, it tells nothing. `insecure_seed` is for tests: what it samples for is not private.
 
     Example:
         >>> sampling = PoissonSampling(dataset_size=60_000, rate=0.01)
@@ -58,9 +70,14 @@ class IndexSampler:
         """The number of the step that comes next."""
         self.insecure = insecure_seed is not None
         """Whether the draws follow from a seed somebody chose, and protect nobody."""
-        self._key = fresh_bits(128) if insecure_seed is None else _key_from_seed(insecure_seed)
-        self._repeated_key, self._repeated_until = self._key, 0
-        self._ahead: dict[tuple[int, int], torch.Tensor] = {}
+        if insecure_seed is None:
+            self._keys = _StepKeys(fresh_bits(8 * KEY_BYTES).to_bytes(KEY_BYTES))
+        else:
+            text = f"clipless/insecure sampling/{insecure_seed}"
+            self._keys = _StepKeys(hashlib.sha256(text.encode()).digest())
+        self._repeated: _StepKeys | None = None
+        self._repeated_until = 0
+        self._ahead: dict[tuple[bytes, int], torch.Tensor] = {}
         self._steps_at_once = _steps_at_once(sampling)
 
     def draw(self, *, step: int) -> torch.Tensor:
@@ -72,24 +89,25 @@ class IndexSampler:
             self._ahead = {(self._key_of(each), each): self._drawn(each) for each in steps}
         return self._ahead.pop((self._key_of(step), step))
 
-    def _key_of(self, step: int) -> int:
-        return self._repeated_key if step < self._repeated_until else self._key
+    def _key_of(self, step: int) -> bytes:
+        repeats = self._repeated is not None and step < self._repeated_until
+        return (self._repeated if repeats and self._repeated else self._keys).of(step)
 
     def _drawn(self, step: int) -> torch.Tensor:
-        # 2^128 blocks of the counter belong to each step: the streams of steps never overlap.
-        generator = np.random.Generator(
-            np.random.Philox(key=self._key_of(step), counter=step << 128)
-        )
+        stream = KeyStream(self._key_of(step))
+        source = WordSource(stream, purpose=_INCLUDED)
         sampling = self.sampling
         size = sampling.dataset_size
         match sampling:
             case PoissonSampling():
-                drawn = _poisson_subset(size, sampling.rate, generator)
+                drawn = _poisson_subset(size, sampling.rate, source)
                 limit = sampling.max_batch_size
                 if limit is not None and len(drawn) > limit:
-                    drawn = drawn[_uniform_subset(len(drawn), limit, generator)]
+                    drawn = drawn[
+                        random_subset(WordSource(stream, purpose=_KEPT), len(drawn), limit)
+                    ]
             case FixedSizeSampling():
-                drawn = _uniform_subset(size, sampling.batch_size, generator)
+                drawn = random_subset(source, size, sampling.batch_size)
             case FullBatch():
                 drawn = np.arange(size)
         return torch.from_numpy(drawn)
@@ -98,13 +116,27 @@ class IndexSampler:
         """Yield the samples of the next `steps` steps; a step counts as used when it is yielded."""
         for _ in range(steps):
             indices = self.draw(step=self.step)
-            self.step += 1
+            self.advance(self.step + 1)
             yield indices
 
     def seed_for(self, purpose: str, *, step: int) -> int:
         """Return a seed for what else is random in a step, the same whenever it is asked for."""
-        text = f"clipless/{purpose}/{self._key_of(step):032x}/{step}"
+        text = f"clipless/{purpose}/{self._key_of(step).hex()}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+
+    def advance(self, step: int) -> None:
+        """Let `step` come next, and keep no keys of those before the one that was handed out."""
+        self.step = step
+        for keys in (self._keys, self._repeated):
+            if keys is not None:
+                keys.forget_before(step - 1)
+
+    def comes_after(self, state: Mapping[str, Any]) -> bool:
+        """Whether this sampler has gone on from a saved state: their keys are of one chain."""
+        key, step = bytes.fromhex(state["key"]), int(state["step"])
+        if len(key) != KEY_BYTES or not step < self.step <= step + _LONGEST_CHAIN:
+            return False
+        return _StepKeys(key, first=step).of(self.step) == self._key_of(self.step)
 
     def begin(self, *, key: int, repeated: Mapping[str, Any] | None = None, until: int = 0) -> None:
         """Draw by `key` from here on; of a `repeated` state, repeat the steps before `until`.
@@ -113,12 +145,12 @@ class IndexSampler:
         repeated whose outcome is known, and compared with it; all later ones are drawn afresh.
         """
         if repeated is not None:
-            own = self._key
+            own = self._keys
             self.load_state_dict(dict(repeated))
-            self._repeated_key, self._key = self._key, own
+            self._repeated, self._keys = self._keys, own
             self._repeated_until = until
         if not self.insecure:
-            self._key = key
+            self._keys = _StepKeys(key.to_bytes(KEY_BYTES), first=self.step)
 
     def repeat_no_more(self) -> None:
         """Draw all steps afresh that have not been drawn."""
@@ -128,7 +160,7 @@ class IndexSampler:
         """Return what is needed to draw the same samples from the next step on. Keep it secret."""
         return {
             "sampling": repr(self.sampling),
-            "key": f"{self._key_of(self.step):032x}",
+            "key": self._key_of(self.step).hex(),
             "step": self.step,
             "insecure": self.insecure,
         }
@@ -140,9 +172,36 @@ class IndexSampler:
                 f"this sampler state was saved under {state['sampling']} and does not fit "
                 f"{self.sampling!r}; resume with the sampling the run began with"
             )
-        self._key, self._repeated_until = int(state["key"], 16), 0
+        key = bytes.fromhex(state["key"])
+        if len(key) != KEY_BYTES:
+            # An earlier version's, which drew by other means: its samples cannot be repeated.
+            key = hashlib.sha256(b"clipless/sampler of an earlier version/" + key).digest()
         self.step = int(state["step"])
+        self._keys, self._repeated_until = _StepKeys(key, first=self.step), 0
         self.insecure = bool(state.get("insecure", state.get("seeded", False)))
+
+
+class _StepKeys:
+    """The keys of all steps from a first one on: each leads to the next, and not back."""
+
+    def __init__(self, key: bytes, *, first: int = 0) -> None:
+        self._first, self._keys = first, [key]
+
+    def of(self, step: int) -> bytes:
+        """Return the key of a step."""
+        if step < self._first:
+            raise PrivacyError(f"step {step} is over: the key of its sample is no longer known")
+        while len(self._keys) <= step - self._first:
+            self._keys.append(next_key(self._keys[-1]))
+        return self._keys[step - self._first]
+
+    def forget_before(self, step: int) -> None:
+        """Keep no key of the steps before this one."""
+        if step <= self._first:
+            return
+        _ = self.of(step)
+        del self._keys[: step - self._first]
+        self._first = step
 
 
 def _steps_at_once(sampling: Sampling) -> int:
@@ -234,12 +293,7 @@ def validate_sampling(sampling: Sampling) -> None:
         )
 
 
-def _key_from_seed(seed: int) -> int:
-    words = np.random.SeedSequence(seed, spawn_key=(_SEED_DOMAIN,)).generate_state(2, np.uint64)
-    return int(words[0]) << 64 | int(words[1])
-
-
-def _poisson_subset(size: int, rate: float, generator: np.random.Generator) -> Any:
+def _poisson_subset(size: int, rate: float, source: WordSource) -> Any:
     """Include each of `size` indices independently with probability q = `rate`.
 
     Jumps from one included index to the next: the number k of indices skipped in between has
@@ -252,7 +306,7 @@ def _poisson_subset(size: int, rate: float, generator: np.random.Generator) -> A
     count = int(size * rate) + 1  # what is expected, then a little at a time up to the end
     position, blocks = -1, []
     while position < size:
-        skipped = generator.standard_exponential(count) * mean_skip
+        skipped = standard_exponential(source, count) * mean_skip
         # Every skip past the end is the same skip; the minimum keeps the sum within int64.
         jumps = np.minimum(skipped, float(size)).astype(np.int64) + 1
         positions = position + np.cumsum(jumps)
@@ -261,9 +315,3 @@ def _poisson_subset(size: int, rate: float, generator: np.random.Generator) -> A
         count = int(2.0 * math.sqrt(size * rate)) + 8
     included = np.concatenate(blocks)
     return included[: np.searchsorted(included, size)]
-
-
-def _uniform_subset(size: int, count: int, generator: np.random.Generator) -> Any:
-    """Choose `count` of `size` indices, every subset of that size being equally likely."""
-    chosen = generator.choice(size, size=count, replace=False, shuffle=False)
-    return np.sort(chosen.astype(np.int64, copy=False))

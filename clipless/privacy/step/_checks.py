@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from clipless.bounds import has_global_hooks, hooks_of
-from clipless.distributed import local
+from clipless.bounds import hooks_of
 from clipless.errors import PrivacyError
 from clipless.losses import Loss
 from clipless.privacy._precision import Precision
@@ -39,7 +38,7 @@ def check_criterion(criterion: Any) -> None:
 
 
 def check_criterion_call(criterion: Any, arguments: tuple[Any, ...]) -> None:
-    """The criterion is still what it was when it was made private, and called as it must be."""
+    """The criterion is called as it must be, and reduces nothing by itself."""
     if len(arguments) != 2:
         raise PrivacyError("call the private criterion as criterion(output, target)")
     if criterion.reduction != "none":
@@ -47,7 +46,6 @@ def check_criterion_call(criterion: Any, arguments: tuple[Any, ...]) -> None:
             "the criterion's reduction was changed. In private training it sums over examples "
             "and divides by the public batch size: leave it alone."
         )
-    check_criterion(criterion)
 
 
 def check_output(output: Any) -> None:
@@ -94,15 +92,6 @@ def check_gradient_hooks(parameters: Iterable[Tensor]) -> None:
                 "a parameter carries a gradient hook, which could change gradients before they "
                 "get their noise. Remove it."
             )
-
-
-def check_global_hooks() -> None:
-    """Refuse hooks on all modules at once, which could change or mix activations."""
-    if has_global_hooks():
-        raise PrivacyError(
-            "a hook on all modules is registered (torch.nn.modules.module.register_module_...), "
-            "which could change activations or mix examples unseen. Remove it for training."
-        )
 
 
 def check_target(target: Any, sample: StepSample) -> None:
@@ -244,44 +233,6 @@ def check_dtypes(trainable: Sequence[Tensor]) -> None:
             f"parameters were converted to {', '.join(map(str, dtypes))}. The slack in "
             "the sensitivities covers float32: convert them back, and call make_private."
         )
-
-
-class WeightSeal:
-    """Notices edits of parameters, cheaply enough for every step.
-
-    Parameters are recognised by their version counters, addresses and norms. An edit through
-    `.data` that changes neither the address nor the norm goes unnoticed; so does, where reading a
-    value would stall the device, any edit through `.data` that keeps the address.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = [local(parameter) for parameter in model.parameters()]
-        self.renew()
-
-    def renew(self) -> None:
-        """Accept the parameters as they are now."""
-        self._versions, self._norms = self._counters(), self._norms_now()
-
-    def touched(self) -> bool:
-        """Whether the counters have moved since the last `renew`: a look at no value."""
-        return self._counters() != self._versions
-
-    def broken(self) -> bool:
-        """Whether parameters have changed since the last `renew`."""
-        if self.touched():
-            return True
-        norms = self._norms_now()
-        return norms is not None and self._norms is not None and not torch.equal(norms, self._norms)
-
-    def _counters(self) -> list[tuple[int, int]]:
-        return [(p._version, p.data_ptr()) for p in self._parameters]
-
-    @torch.no_grad()
-    def _norms_now(self) -> Tensor | None:
-        if not all(map(may_be_read, self._parameters)):
-            return None
-        norms = torch._foreach_norm(self._parameters)
-        return torch.stack([norm.double() for norm in norms])
 
 
 def may_be_read(tensor: Tensor) -> bool:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from clipless.bounds import is_trial_run
+from clipless.bounds import TRIAL_RUN
 from clipless.nn import ConstrainedModule
 from clipless.privacy.step import _refusals as refusals
-from clipless.privacy.step._checks import check_criterion_call
 from clipless.privacy.step._output_guard import call_of, plain_reduction, watch_output
 
 if TYPE_CHECKING:
@@ -100,8 +99,7 @@ class EagerHooks:
     def _before_criterion(self, criterion: Any, arguments: Any) -> Any:
         if not torch.is_grad_enabled():
             return None
-        check_criterion_call(criterion, arguments)
-        session, call = self._session, call_of(arguments[0])
+        session, call = self._session, call_of(arguments[0]) if arguments else None
         if call is not None and call.session is not session and call.session.criterion is criterion:
             return None  # the output of another private model, which has a session of its own
         if call is None and not session.model.training:
@@ -162,7 +160,7 @@ class SessionHook:
         return None if self._inside else self._run(owner, *arguments)
 
     def _pass_on(self, owner: object, *arguments: Any) -> Any:
-        if self._owner() is not owner or is_trial_run():
+        if self._owner() is not owner or TRIAL_RUN.here:
             return None
         return self._action(owner, *arguments)
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from clipless.accounting import Mechanism
 from clipless.common import Query, fresh_bits, release_
+from clipless.kernels import KEY_BYTES
 from clipless.ledger import INSECURE
 from clipless.privacy.step._checks import may_be_read
 
@@ -66,7 +67,11 @@ class Outcomes:
         self._noise_is_old = bool(self._expected)
         if not self._expected:
             self._begin_afresh(keep_seed=state is None)
-        return {"key": self._together(fresh_bits(128)), "repeated": sampler, "until": until}
+        return {
+            "key": self._together(fresh_bits(8 * KEY_BYTES)),
+            "repeated": sampler,
+            "until": until,
+        }
 
     def _begin_afresh(self, *, keep_seed: bool = False) -> None:
         """Give the run a new name, and new noise."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clipless.errors import PrivacyError
-from clipless.nn import clip_rows
+from clipless.kernels import make_finite_and_bounded
 from clipless.privacy.step._checks import may_be_read
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class _WatchedOutput(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, None]:
-        _hand_over(ctx.call, clip_rows(cotangents[0], limit_of(ctx.call.session)))
+        _hand_over(ctx.call, make_finite_and_bounded(cotangents[0], limit_of(ctx.call.session)))
         return None, None
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clipless.bounds import (
+    ModelSnapshot,
     SensitivityReport,
     Shape,
     TracedModel,
@@ -60,6 +61,8 @@ class StepParts:
         self.model, self.optimizer, self.criterion = model, optimizer, criterion
         self.loader, self.plan, self.ledger, self.noise = loader, plan, ledger, noise
         self.steps_taken = 0
+        self._criterion_as_checked: ModelSnapshot | None = None
+        """The criterion with the session's hooks: looked at in full again once it has changed."""
         self._projection = projection
         self.allows_scaling = grad_scaler is not None
         """Whether a known gradient scaler multiplies the loss."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from clipless.bounds import ModelSnapshot
-from clipless.distributed import ProcessGroup, gathered_parameters
+from clipless.distributed import ProcessGroup, gathered_parameters, local
 from clipless.nn import certify, prepare_projection
 from clipless.privacy._precision import Precision
 from clipless.privacy.compiled._functions import compiled_projection
-from clipless.privacy.step._checks import WeightSeal, check_dtypes
+from clipless.privacy.step._checks import check_dtypes, may_be_read
 from clipless.privacy.step._rounded_weights import RoundedWeights
 
 
@@ -98,3 +99,41 @@ class ModelGuard:
                 self._rounded.restore()
         self._group.broadcast_weights()
         self._seal.renew()
+
+
+class WeightSeal:
+    """Notices edits of parameters, cheaply enough for every step.
+
+    Parameters are recognised by their version counters, addresses and norms. An edit through
+    `.data` that changes neither the address nor the norm goes unnoticed; so does, where reading a
+    value would stall the device, any edit through `.data` that keeps the address.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = [local(parameter) for parameter in model.parameters()]
+        self.renew()
+
+    def renew(self) -> None:
+        """Accept the parameters as they are now."""
+        self._versions, self._norms = self._counters(), self._norms_now()
+
+    def touched(self) -> bool:
+        """Whether the counters have moved since the last `renew`: a look at no value."""
+        return self._counters() != self._versions
+
+    def broken(self) -> bool:
+        """Whether parameters have changed since the last `renew`."""
+        if self.touched():
+            return True
+        norms = self._norms_now()
+        return norms is not None and self._norms is not None and not torch.equal(norms, self._norms)
+
+    def _counters(self) -> list[tuple[int, int]]:
+        return [(p._version, p.data_ptr()) for p in self._parameters]
+
+    @torch.no_grad()
+    def _norms_now(self) -> Tensor | None:
+        if not all(map(may_be_read, self._parameters)):
+            return None
+        norms = torch._foreach_norm(self._parameters)
+        return torch.stack([norm.double() for norm in norms])

@@ -3,7 +3,11 @@
 That examples stay apart is proved by the trace of the model. The model that runs may be another one
 (globals, hooks inside of objects, compiled code with a fault), so it is put to the test now and
 then, on rows of the batch at hand, in the way it runs: before steps 0, 1, 2, 4, 8, ... Nothing of a
-trial is released; all that comes of it is an error, which ends the run.
+trial is released; all that comes of it is an error, which ends the run, or a warning.
+
+What the training loop does to batches before the model gets them cannot be run again. If it treats
+every example by itself, an example that is sampled twice arrives twice as the same input: that is
+what is looked at where the data are tensors, which hold the same rows whenever they are read.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +29,7 @@ from clipless.privacy.step._enforcement import BackwardPass
 from clipless.privacy.step._state import without_autocast
 
 if TYPE_CHECKING:
+    from clipless.privacy.sampling._batches import StepSample
     from clipless.privacy.step._parts import StepParts
 
 _ROWS = 8
@@ -34,6 +40,8 @@ _SMALL = 0.05
 """Those of the other rows: far from their bounds, which would hide what else has changed."""
 _ROUNDING = 1e-4
 """How much results may differ that are computed twice, relative to their norm."""
+_KEPT = 1 << 22
+"""How many numbers of a batch are kept at most, until its examples are sampled again."""
 
 
 Pass = Callable[..., tuple[Tensor, BackwardPass | None]]
@@ -47,6 +55,10 @@ class RowTrial:
         self._session = session
         self.due_at = 0
         """After how many steps the next trial is to be held."""
+        self.looks_at_inputs = False
+        """Whether the inputs of the pass under way are to be compared with earlier ones."""
+        self._seen: tuple[dict[int, int], list[Tensor]] = {}, []
+        """Inputs of an earlier batch, and the row in them of each example."""
 
     def hold(self, inputs: Sequence[Any], run: Pass | None) -> bool:
         """Hold a trial if one is due, of the model itself and of the way in which it is run."""
@@ -55,11 +67,41 @@ class RowTrial:
         if rows < 2 or session.group.sharded or session._book.progress is not None:
             return False
         self.due_at = max(1, 2 * session.steps_taken)
+        self.looks_at_inputs = session.loader.repeats_rows
         few = [x[:_ROWS] if isinstance(x, Tensor) else x for x in inputs]
         self.check(few, self._eager)
         if run is not None:
             self.check(inputs, run)
         return True
+
+    @torch.no_grad()
+    def compare_inputs(self, inputs: Sequence[Any], sample: StepSample) -> None:
+        """Warn if an example is another input to the model than in an earlier step."""
+        self.looks_at_inputs = False
+        now = [x.detach() for x in inputs if isinstance(x, Tensor)]
+        examples = sample.indices.tolist()
+        if any(len(x) != sample.rows for x in now):
+            return  # something else than the batch: refused when its loss is asked for
+        known, before = self._seen
+        both = [(row, known[each]) for row, each in enumerate(examples) if each in known]
+        for x, earlier in zip(now, before if both else (), strict=False):
+            rows, places = map(list, zip(*both, strict=True))
+            if x.shape[1:] == earlier.shape[1:] and not _same(earlier[places], x[rows].cpu()):
+                warnings.warn(
+                    "an example came to the model as another input than in an earlier step, though "
+                    "the data hold it unchanged: what the training loop does to a batch depends on "
+                    "chance, or on the other examples in it (their mean, their largest value, "
+                    "mixup). In the latter case no sensitivity bounds what one example does to the "
+                    "others, and the stated epsilon does not hold: treat each example by itself, "
+                    "with public constants. Random augmentation has a place of its own, "
+                    "BatchOptions(augment=...), where it is tried out.",
+                    stacklevel=2,
+                )
+        count = min([len(examples), *(_KEPT // max(1, x[:1].numel()) for x in now)])
+        self._seen = (
+            {each: row for row, each in enumerate(examples[:count])},
+            [x[:count].cpu().clone() for x in now],
+        )
 
     def check(self, inputs: Sequence[Any], run: Pass) -> None:
         """Raise `PrivacyError` if an example touches another, or exceeds its bound."""
@@ -129,6 +171,15 @@ def _close(one: Tensor | None, other: Tensor | None) -> bool:
         return one is other
     difference = torch.linalg.vector_norm((one - other).double())
     return bool(difference <= _ROUNDING * torch.linalg.vector_norm(one.double()))
+
+
+def _same(rows: Tensor, others: Tensor) -> bool:
+    """Whether inputs are the same ones, up to a rounding that depends on how many come together."""
+    if rows.dtype in (torch.float16, torch.bfloat16) or others.dtype != rows.dtype:
+        rows, others = rows.bfloat16(), others.bfloat16()
+    allowed = 2 * torch.finfo(torch.bfloat16).eps if rows.dtype == torch.bfloat16 else _ROUNDING
+    one, other = (torch.nan_to_num(each.double(), 0.0, 0.0, 0.0) for each in (rows, others))
+    return bool(torch.linalg.vector_norm(one - other) <= allowed * torch.linalg.vector_norm(one))
 
 
 def _with_another(x: Tensor, row: int) -> Tensor:

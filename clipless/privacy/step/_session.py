@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from torch import nn
+
+from clipless.bounds import ModelSnapshot
 from clipless.distributed import without_sharding
 from clipless.errors import PrivacyError
 from clipless.nn import set_loss_scale
 from clipless.privacy.compiled._calls import CompiledCalls
 from clipless.privacy.step import _refusals as refusals
-from clipless.privacy.step import _sessions as sessions
 from clipless.privacy.step._hooks import EagerHooks
 from clipless.privacy.step._step import PrivateStep
+
+_LISTING = threading.Lock()
+_CHANGING = threading.RLock()
+"""Held by who puts hooks on or off: of two that want one model, the second takes over."""
+_ATTACHED: weakref.WeakSet[TrainingSession] = weakref.WeakSet()
+"""All sessions whose hooks are on some object."""
 
 
 class TrainingSession(PrivateStep):
@@ -40,14 +50,16 @@ class TrainingSession(PrivateStep):
         """
         self.loader.begin(self, **sampling)
         self._book.last_step = self.loader.next_step - 1
-        with sessions.CHANGING:
-            sessions.take_over(self)
+        with _CHANGING:
+            take_over(self)
             self._gradients.drop()  # of whatever came before
             self._set_loss_scale(1 / self.plan.loss_divisor)
             vars(self.criterion)["_clipless_reduction"] = self.original_reduction
             self.criterion.reduction = "none"
             self._hooks.put_on()
-            sessions.attached(self)
+            self._criterion_as_checked = ModelSnapshot(self.criterion)
+            with _LISTING:
+                _ATTACHED.add(self)
         self._guard.begin()
 
     def require_live(self) -> None:
@@ -67,29 +79,34 @@ class TrainingSession(PrivateStep):
     def replace_by(self, session: TrainingSession) -> None:
         """End, and give what both sessions hold to the other one."""
         self.end("another make_private has taken over its model, its parameters or its optimizer")
-        self._hooks.take_off(sessions.owned_by(session))
+        self._hooks.take_off(_owned_by(session))
         if not self._hooks.owners:
-            sessions.detached(self)
+            self._forget()
+
+    def _forget(self) -> None:
+        """No longer be listed: no hook is on any object."""
+        with _LISTING:
+            _ATTACHED.discard(self)
 
     def detach(self) -> None:
         """Take all hooks off: model, criterion, optimizer and loader are ordinary again."""
-        with sessions.CHANGING:
+        with _CHANGING:
             self._make_ordinary()
 
     def _make_ordinary(self) -> None:
         self.end("it was detached")
         held = self._hooks.owners
         self._hooks.take_off(held)
-        sessions.detached(self)
+        self._forget()
         self.loader.let_go(self)
         self.group.leave()
-        shared = any(other.criterion is self.criterion for other in sessions.all_attached())
+        shared = any(other.criterion is self.criterion for other in attached_sessions())
         if id(self.criterion) in held and not shared:
             self.criterion.reduction = self.original_reduction  # type: ignore[assignment]
             vars(self.criterion).pop("_clipless_reduction", None)
         if id(self.model) in held:
             self._set_loss_scale(1.0)
-            for other in sessions.all_attached():  # which may train a part of this model
+            for other in attached_sessions():  # which may train a part of this model
                 if other.over is None:
                     other._set_loss_scale(1 / other.plan.loss_divisor)
 
@@ -146,3 +163,31 @@ class TrainingSession(PrivateStep):
         if changed and self.ledger.filter is None and self.ledger.releases:
             raise refusals.noise_chosen_after_looking()
         self.plan = replace(self.plan, noise_multiplier=float(noise_multiplier))
+
+
+def attached_sessions() -> list[TrainingSession]:
+    """Return the sessions whose hooks are on, those that are over included."""
+    with _LISTING:
+        return list(_ATTACHED)
+
+
+def take_over(session: TrainingSession) -> None:
+    """End the sessions that train what `session` is about to train, of whatever engine.
+
+    A criterion alone may serve several sessions: each reduces the losses of its own model.
+    """
+    model, trainable = session.model, set(map(id, session._trainable))
+    modules = set(map(id, model.modules()))
+    for other in attached_sessions():
+        if other is session:
+            continue
+        shared = trainable & set(map(id, other._trainable))
+        nested = id(other.model) in modules or any(m is model for m in other.model.modules())
+        if shared or nested or other.optimizer is session.optimizer:
+            other.replace_by(session)
+
+
+def _owned_by(session: TrainingSession) -> set[int]:
+    """The identities of everything that a session puts hooks on."""
+    owners: list[nn.Module | object] = [*session.model.modules(), session.optimizer]
+    return set(map(id, [*owners, session.criterion]))

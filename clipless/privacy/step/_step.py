@@ -87,7 +87,6 @@ class PrivateStep(StepParts):
         if training:
             checks.check_inputs(inputs, self._input_shapes)
             checks.check_precision(inputs, self.plan.precision)
-            checks.check_global_hooks()
             self.group.check_forward()
             self._guard.certify_edits()
             if self._guard.changed():
@@ -116,6 +115,8 @@ class PrivateStep(StepParts):
             return None
         checks.check_output(output)
         sample = self.sample(inputs)
+        if self.trial.looks_at_inputs:
+            self.trial.compare_inputs(inputs, sample)
         backward = backward or self.enforcement.backward_pass(output)
         call = ForwardCall(
             session=self, output=output, backward=backward, sample=sample, plan=self.plan
@@ -136,6 +137,8 @@ class PrivateStep(StepParts):
         criterion's Lipschitz constant, and goes through once.
         """
         checks.check_criterion_call(self.criterion, arguments)
+        if self._criterion_as_checked is None or self._criterion_as_checked.changed():
+            checks.check_criterion(self.criterion)
         call = call_of(arguments[0])
         if call is None or call.session is not self:
             raise refusals.not_the_output()

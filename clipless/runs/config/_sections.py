@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
+from clipless.accounting import LargeDelta
 from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.folders import RunFile, RunFolder, RunFolderError
 from clipless.runs.config._fields import NOTHING, check_setting, read_section, refuse_unknown
@@ -144,8 +145,6 @@ class PrivacyConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
-        from clipless.accounting import LargeDelta  # scipy takes its time to import
-
         check_setting(
             self.epsilon is not None or self.noise_multiplier is not None,
             "give privacy.epsilon (--epsilon), or privacy.noise_multiplier (--noise-multiplier)",

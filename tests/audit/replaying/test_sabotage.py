@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
 from clipless.audit import replay, with_empty_record
+from clipless.common import Query
 from clipless.errors import PrivacyError
 from clipless.privacy import GaussianNoise, Ledger, Plan, Relation
 from clipless.statistics import PrivateRows
@@ -208,7 +209,7 @@ def test_a_statistic_that_was_never_released():
 def test_noise_that_is_added_elsewhere():
     def run(data):
         total = data[0].sum(0)
-        GaussianNoise().add_([total], [1.0])
+        GaussianNoise().add_([total], [Query("total", 1.0, 1.0)])
         return total
 
     assert not replay(run, DATA, DATA).passed

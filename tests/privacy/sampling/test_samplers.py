@@ -289,7 +289,7 @@ def test_default_randomness_is_fresh_and_a_seed_repeats():
     assert one.insecure
     for a, b in zip(one.take(steps=5), two.take(steps=5), strict=True):
         assert torch.equal(a, b)
-    assert not torch.equal(one.draw(step=0), poisson(1000, 0.5, seed=8).draw(step=0))
+    assert not torch.equal(one.draw(step=5), poisson(1000, 0.5, seed=8).draw(step=5))
 
 
 def test_global_seeds_do_not_matter():
@@ -324,7 +324,11 @@ def test_state_continues_the_same_schedule(sampling):
     assert not other.insecure
     for a, b in zip(expected, other.take(steps=4), strict=True):
         assert torch.equal(a, b)
-    assert torch.equal(other.draw(step=4), expected[0])
+    assert torch.equal(other.draw(step=7), expected[3])
+    assert other.comes_after(state)
+    assert not IndexSampler(sampling=sampling).comes_after(state)
+    with pytest.raises(PrivacyError, match="no longer known"):
+        other.draw(step=4)  # keys lead forward alone
 
 
 def test_drawing_ahead_changes_no_sample():

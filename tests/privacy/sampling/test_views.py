@@ -153,9 +153,9 @@ def test_a_row_alone_weighs_its_part():
 
 def test_noise_sensitivity_and_cost_do_not_depend_on_the_views():
     class Listening(GaussianNoise):
-        def add_(self, gradients, deviations):
+        def add_(self, gradients, queries):
             before = [each.clone() for each in gradients]
-            super().add_(gradients, deviations)
+            super().add_(gradients, queries)
             heard.append([a - b for a, b in zip(gradients, before, strict=True)])
 
     plans, noises = [], []

@@ -600,3 +600,51 @@ def test_padding_weighs_nothing_whatever_is_written_there():
     run.optimizer.step()
     for name, expected in gradients_of(plain).items():
         torch.testing.assert_close(run.model.get_parameter(name).grad, expected)
+
+
+ANOTHER_INPUT = "came to the model as another input"
+
+
+def loop(prepare, steps=6, **options):
+    """An ordinary loop, whose batches go through `prepare` on their way to the model."""
+    run = Run(**options)
+    for _ in range(steps):
+        run.optimizer.zero_grad()
+        last = False
+        while not last:
+            x, y = run.batch()
+            run.backward(prepare(x), y)
+            last = run.loader.current.is_last
+        run.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda x: (x - x.mean(0)) / x.std(0),
+        lambda x: x.sub_(x.mean(0)),
+        lambda x: x / x.abs().max(),
+        lambda x: 0.9 * x + 0.1 * x.flip(0),
+    ],
+    ids=["standardised", "in place", "largest value", "mixup"],
+)
+def test_what_the_loop_does_to_a_batch_as_a_whole_is_noticed(prepare):
+    with pytest.warns(UserWarning, match="came to the model as another input"):
+        loop(prepare)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda x: x,
+        lambda x: x.double().sub_(0.5).div_(3).float(),
+        lambda x: x.half().float(),
+        lambda x: torch.where(x > 1, math.nan, x / x.norm(dim=1, keepdim=True)),
+        lambda x: x @ torch.ones(6, 6),
+    ],
+    ids=["nothing", "constants", "rounding", "norms and gaps", "products"],
+)
+@pytest.mark.parametrize("options", [{}, {"pad": True}, {"micro_batch_size": 8}], ids=str)
+def test_what_the_loop_does_to_each_example_by_itself_is_no_matter(prepare, options):
+    loop(prepare, **options)

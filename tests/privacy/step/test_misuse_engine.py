@@ -166,7 +166,7 @@ def test_an_error_in_the_middle_of_a_backward_pass(monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr("clipless.nn._gradient.clip_rows", fail)
+        patched.setattr("clipless.nn._gradient.make_finite_and_bounded", fail)
         with pytest.raises(MemoryError):
             loss.backward()
     assert reached

@@ -224,7 +224,8 @@ def test_a_hook_on_all_modules(register):
     x, y = run.batch()
     handle = register(lambda *_: None)
     try:
-        with refused_unharmed(run, "hook on all modules", "Remove it"):
+        words = "hook on all modules", "Remove it"
+        with refused_unharmed(run, *words, error=UnsupportedOperationError):
             run.backward(x, y)
     finally:
         handle.remove()

@@ -12,12 +12,12 @@ from joblib import Parallel, delayed
 import clipless
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
-from clipless.bounds import is_trial_run
+from clipless.bounds import TRIAL_RUN
 from clipless.bounds._trial_run import trial_run
 from clipless.errors import BudgetExhaustedError
 from clipless.ledger import BudgetMeter
 from clipless.privacy import Ledger, Relation, default_delta, epsilon
-from clipless.privacy.step import _sessions as sessions
+from clipless.privacy.step import _session as sessions
 from clipless.sklearn import CliplessClassifier
 from tests.privacy.misuse_helpers import counted, gradients_of, refused
 from tests.privacy.runs import SHAPES, Run, cnn, examples, mlp, residual
@@ -85,14 +85,14 @@ def test_rehearsing_is_of_one_thread():
 
     def rehearse():
         with trial_run():
-            assert is_trial_run()
+            assert TRIAL_RUN.here
             inside.set()
             done.wait(10)
 
     def look():
         inside.wait(10)
         try:
-            assert not is_trial_run()
+            assert not TRIAL_RUN.here
         finally:
             done.set()
 

@@ -1,0 +1,27 @@
+"""Cryptographic random bits, and Gaussian noise on a grid made of them, alike on every device."""
+
+from clipless.kernels.randomness._chacha import KEY_BYTES, KeyStream, next_key
+from clipless.kernels.randomness._gaussian import (
+    GRID_STEPS,
+    SAMPLER_DELTA,
+    SAMPLER_EPSILON,
+    add_grid_noise_,
+    grid_noise,
+    joint_grid_factor,
+)
+from clipless.kernels.randomness._uniform import WordSource, random_subset, standard_exponential
+
+__all__ = [
+    "GRID_STEPS",
+    "KEY_BYTES",
+    "SAMPLER_DELTA",
+    "SAMPLER_EPSILON",
+    "KeyStream",
+    "WordSource",
+    "add_grid_noise_",
+    "grid_noise",
+    "joint_grid_factor",
+    "next_key",
+    "random_subset",
+    "standard_exponential",
+]
