@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-FRACTION_BITS = 20
-"""Coefficients are whole multiples of 2^-20: sums of them with noise on a grid are exact."""
+FRACTION_BITS = 10
+"""Coefficients are whole multiples of 2^-10: sums of them with noise on a grid are exact."""
 _LARGEST = 2**10 * 2**FRACTION_BITS
 
 
@@ -31,22 +31,22 @@ class BandedStrategy:
     `C G + z`. It is so exactly if z and the coefficients lie on grids, if the division is rounded
     to the grid of the sums, and if the n that enter are those that were added.
 
-    One band with all entries 1 is independent noise. Entries are kept as whole multiples of 2^-20,
+    One band with all entries 1 is independent noise. Entries are kept as whole multiples of 2^-10,
     a table of (steps, bands) of them, packed, and everything is computed from these.
 
     Example:
         >>> strategy = BandedStrategy.square_root(steps=4, bands=2)
         >>> strategy.matrix().round(3)
-        array([[0.894, 0.   , 0.   , 0.   ],
-               [0.447, 0.894, 0.   , 0.   ],
-               [0.   , 0.447, 0.894, 0.   ],
+        array([[0.895, 0.   , 0.   , 0.   ],
+               [0.447, 0.895, 0.   , 0.   ],
+               [0.   , 0.447, 0.895, 0.   ],
                [0.   , 0.   , 0.447, 1.   ]])
     """
 
     steps: int
     bands: int
     packed: bytes
-    """Row t holds C[t, t], C[t, t - 1], ... as big-endian int32, multiplied by 2^20."""
+    """Row t holds C[t, t], C[t, t - 1], ... as big-endian int32, multiplied by 2^10."""
 
     def __post_init__(self) -> None:
         """Refuse tables that are no strategy."""
@@ -113,7 +113,7 @@ class BandedStrategy:
 
     @cached_property
     def table(self) -> Array:
-        """The entries times 2^20, int64 of shape (steps, bands): C[t, t], C[t, t - 1], ..."""
+        """The entries times 2^10, int64 of shape (steps, bands): C[t, t], C[t, t - 1], ..."""
         import numpy as np
 
         found = np.frombuffer(self.packed, dtype=">i4").astype(np.int64)
