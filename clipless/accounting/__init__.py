@@ -14,6 +14,7 @@ from clipless.accounting._epsilon import (
     epsilon_curve,
 )
 from clipless.accounting._filter import RenyiFilter, filter_of_name, meter_accountant
+from clipless.accounting._group import group_epsilon
 from clipless.accounting._history import (
     Accountant,
     AccountantName,
@@ -60,6 +61,7 @@ __all__ = [
     "noise_multiplier_for_accuracy",
     "TradeOff",
     "trade_off",
+    "group_epsilon",
     "trade_off_at",
     "steps_for",
 ]

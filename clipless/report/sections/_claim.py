@@ -225,8 +225,8 @@ def _from_whom(standing: Standing) -> tuple[str, ...]:
 
 def _not_protected() -> tuple[str, ...]:
     return (
-        "People with several examples, as if they had one: with k examples, epsilon is up to k "
-        "times as large.",
+        "People with several examples, as if they had one: with k examples, epsilon is k times as "
+        "large at a delta that grows as well, and more than that at the same delta.",
         "What the data say as a whole. The model is there to learn it, and it may tell something "
         "about you even if you were not in the data.",
         "From those who hold the data themselves, or this run's checkpoints, which contain the "
