@@ -84,7 +84,7 @@ def noise_multiplier_for_accuracy(
         >>> from clipless.accounting import FullBatch
         >>> noise_multiplier_for_accuracy(
         ...     max_attack_accuracy=0.6, steps=4, sampling=FullBatch(dataset_size=1000))
-        3.9478
+        3.9472
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
