@@ -1,6 +1,10 @@
 """Mechanisms as frozen data, and what they cost: PLD, RDP, filters, calibration. Without torch."""
 
-from clipless.accounting._calibration import noise_multiplier_for, steps_for
+from clipless.accounting._calibration import (
+    noise_multiplier_for,
+    noise_multiplier_for_accuracy,
+    steps_for,
+)
 from clipless.accounting._epsilon import (
     LargeDelta,
     chosen_delta,
@@ -10,6 +14,7 @@ from clipless.accounting._epsilon import (
     epsilon_curve,
 )
 from clipless.accounting._filter import RenyiFilter, filter_of_name, meter_accountant
+from clipless.accounting._group import group_epsilon
 from clipless.accounting._history import (
     Accountant,
     AccountantName,
@@ -27,6 +32,7 @@ from clipless.accounting._mechanism import (
     Sampling,
     require_supported_relation,
 )
+from clipless.accounting._trade_off import TradeOff, trade_off, trade_off_at
 
 __all__ = [
     "Mechanism",
@@ -52,5 +58,10 @@ __all__ = [
     "meter_accountant",
     "filter_of_name",
     "noise_multiplier_for",
+    "noise_multiplier_for_accuracy",
+    "TradeOff",
+    "trade_off",
+    "group_epsilon",
+    "trade_off_at",
     "steps_for",
 ]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 
-from clipless.accounting._epsilon import epsilon
+from clipless.accounting._epsilon import delta, epsilon
 from clipless.accounting._history import Accountant, History
 from clipless.accounting._mechanism import Mechanism, Relation, Sampling
 from clipless.accounting._pld import inclusion_rate, mean_square_loss
@@ -58,12 +58,84 @@ def noise_multiplier_for(
     spent = epsilon(history, target_delta, accountant=accountant)
     if spent >= target_epsilon:
         raise _exhausted(spent, target_epsilon)
-    over = under = _guess_noise(target_epsilon, target_delta, steps, sampling, relation)
+    guess = _guess_noise(target_epsilon, target_delta, steps, sampling, relation)
+    return _least_noise(excess, guess, unreachable=_exhausted(spent, target_epsilon))
+
+
+def noise_multiplier_for_accuracy(
+    *,
+    max_attack_accuracy: float,
+    base_rate: float = 0.5,
+    steps: int,
+    sampling: Sampling,
+    relation: Relation = Relation.ZERO_OUT,
+    accountant: Accountant = "pld",
+    history: History = (),
+) -> float:
+    """Return the smallest noise multiplier with which no membership attack is right more often.
+
+    The attack knows everything but whether the record is there, which it is with probability
+    `base_rate`; guessing blindly is right with probability `max(base_rate, 1 - base_rate)`, and
+    `max_attack_accuracy` must lie above that. That is a limit of delta at epsilon
+    `log((1 - r) / r)`, for the rarer of the two answers r: at 1/2, of delta at epsilon 0. The
+    result is rounded up, by less than 0.1%, never down.
+
+    Example:
+        >>> from clipless.accounting import FullBatch
+        >>> noise_multiplier_for_accuracy(
+        ...     max_attack_accuracy=0.6, steps=4, sampling=FullBatch(dataset_size=1000))
+        3.9472
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    target_epsilon, target_delta = _accuracy_as_delta(max_attack_accuracy, base_rate)
+
+    @cache
+    def excess(sigma: float) -> float:
+        step = Mechanism(noise_multiplier=sigma, sampling=sampling, relation=relation)
+        spent = delta((*history, (step, steps)), target_epsilon, accountant=accountant)
+        return _excess(spent, target_delta)
+
+    spent = delta(history, target_epsilon, accountant=accountant)
+    unreachable = BudgetExhaustedError(
+        f"what is already released leaves no room below an attack accuracy of "
+        f"{max_attack_accuracy:.4g}: no amount of noise makes further steps fit. Raise the limit"
+    )
+    if spent >= target_delta:
+        raise unreachable
+    distance = 2.0 if relation is Relation.REPLACE_ONE else 1.0
+    smallest, largest = _NOISE_MULTIPLIERS
+    scale = target_delta * math.sqrt(2.0 * math.pi)
+    guess = distance * inclusion_rate(sampling) * math.sqrt(steps) / scale
+    return _least_noise(excess, min(max(guess, 100 * smallest), largest), unreachable=unreachable)
+
+
+def _accuracy_as_delta(accuracy: float, base_rate: float) -> tuple[float, float]:
+    """Return epsilon and the delta at it with which the best attack has such an accuracy.
+
+    At a share r of members, at most 1/2, that is `1 - r + r delta(log((1 - r) / r))`.
+    """
+    rarer = min(base_rate, 1.0 - base_rate)
+    if not 0.0 < rarer <= 0.5:
+        raise ValueError(f"base_rate must lie strictly between 0 and 1, got {base_rate!r}")
+    if not 1.0 - rarer < accuracy < 1.0:
+        raise ValueError(
+            f"max_attack_accuracy must lie between {1.0 - rarer:g}, which blind guessing reaches, "
+            f"and 1, got {accuracy!r}"
+        )
+    return math.log((1.0 - rarer) / rarer), (accuracy - (1.0 - rarer)) / rarer
+
+
+def _least_noise(
+    excess: Callable[[float], float], guess: float, *, unreachable: BudgetExhaustedError
+) -> float:
+    """Return the smallest noise multiplier at which `excess` is not positive, rounded up."""
+    over = under = guess
     smallest, largest = _NOISE_MULTIPLIERS
     factor = 1.1
     while excess(under) > 0:
         if under > largest:
-            raise _exhausted(spent, target_epsilon)
+            raise unreachable
         over, under, factor = under, under * factor, factor**2
     while excess(over) <= 0:
         if over < smallest:

@@ -1,6 +1,14 @@
 """Audits: attacks on the bounds, on epsilon, and on trained models."""
 
-from clipless.audit._canaries import draw_coins, insert_canaries, orthogonal_canaries
+from clipless.audit._canaries import (
+    draw_coins,
+    hardest_labels,
+    insert_canaries,
+    orthogonal_canaries,
+)
+from clipless.audit._curve_audit import curve_audit, curve_p_value, curve_test
+from clipless.audit._noise_audit import NoiseResult, ReleasedNoise
+from clipless.audit._noise_family import NoiseFamily
 from clipless.audit._one_run import (
     default_guesses,
     one_run_audit,
@@ -9,9 +17,9 @@ from clipless.audit._one_run import (
 )
 from clipless.audit._release_scores import ReleaseScores
 from clipless.audit._repeated import audit_repeated_training, distinguishing_audit
-from clipless.audit._result import AuditResult, OneRunResult, RepeatedResult
+from clipless.audit._result import AuditResult, CurveResult, OneRunResult, RepeatedResult
 from clipless.audit._statistics import Estimate
-from clipless.audit._training import audit_training
+from clipless.audit._training import audit_training, audit_training_curve
 from clipless.audit.gradients._attack import (
     AttackResult,
     attack_bounds,
@@ -37,6 +45,15 @@ __all__ = [
     "ParameterTightness",
     "TightnessCallback",
     "audit_training",
+    "audit_training_curve",
+    "curve_audit",
+    "curve_p_value",
+    "curve_test",
+    "CurveResult",
+    "NoiseFamily",
+    "ReleasedNoise",
+    "NoiseResult",
+    "hardest_labels",
     "audit_repeated_training",
     "AuditResult",
     "OneRunResult",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clipless.common import require_positive
+from clipless.losses import Loss
 
 Examples = tuple[Tensor, Tensor]
 """Inputs and targets, one row for each example."""
@@ -48,6 +50,28 @@ def orthogonal_canaries(
         groups.append(torch.linalg.qr(draw).Q.T)
     inputs = norm * torch.cat(groups)[:count].reshape(count, *input_shape)
     return inputs.float(), torch.randint(classes, (count,), generator=generator)
+
+
+@torch.no_grad()
+def hardest_labels(inputs: Tensor, *, model: nn.Module, criterion: Loss, classes: int) -> Tensor:
+    """Return for each input the label of the largest loss: canaries with large gradients.
+
+    The gradient of a classification loss grows with the loss, up to the bound that a Lipschitz
+    network has or that layers enforce. Ask the model before training, which knows no data.
+
+    Example:
+        >>> model = torch.nn.Sequential(
+        ...     clipless.nn.BoundedInput(9.0), torch.nn.Flatten())
+        >>> hardest_labels(torch.tensor([[3.0, 0.0, 1.0]]), model=model,
+        ...                criterion=clipless.losses.CrossEntropy(), classes=3)
+        tensor([1])
+    """
+    copied = copy.deepcopy(model).eval()
+    losses = [
+        criterion.per_example(copied(inputs), torch.full((len(inputs),), label))
+        for label in range(classes)
+    ]
+    return torch.stack(losses).argmax(dim=0)
 
 
 def draw_coins(count: int, *, seed: int | None = None) -> Tensor:

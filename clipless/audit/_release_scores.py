@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from clipless.audit._canaries import Examples
 from clipless.losses import Loss
-from clipless.privacy import PrivacyEngine
+from clipless.privacy import PoissonSampling, PrivacyEngine
 
 _ROWS = 8192
 _STEP = 1e-4
@@ -23,9 +23,10 @@ class ReleaseScores:
 
     What the optimizer finds in `p.grad` is what a step releases, and the guarantee is about an
     adversary who sees all of it. For each canary, the gradient of its own loss at the weights of
-    the step is what it would have added. The score is the sum over steps and parameters of the
-    inner products of the two, each divided by the variance of the noise: for a canary that is in
-    every batch, and whose gradient no other example shares, the best test there is.
+    the step is what it would have added. The score is the sum over steps of what the inner
+    product of the two, divided by the variance of the noise, says for the canary; with Poisson
+    sampling, by the likelihoods of it having been drawn or not. For a canary at its bound, whose
+    gradient no other example shares, that is the best test there is.
 
     Inner products are differences of the canaries' losses along the released gradient, in double
     precision: two forward passes over the canaries for each step, and no gradients of single
@@ -105,7 +106,22 @@ class ReleaseScores:
         )
         for sign, (inputs, targets) in zip((1.0, -1.0), self._canaries, strict=False):
             rise = self._losses(ahead, inputs, targets) - self._losses(behind, inputs, targets)
-            self.scores += sign * (length / (2 * _STEP)) * rise
+            self.scores += sign * self._evidence((length / (2 * _STEP)) * rise)
+
+    def _evidence(self, product: Tensor) -> Tensor:
+        """Return what a step says for a canary, from its inner product with what was released.
+
+        Where a canary is sampled with probability q, that is the log-likelihood ratio
+        `log(1 - q + q exp(product - mu^2 / 2))` of a canary whose gradient is at its bound, mu
+        being the sensitivity in units of noise: a canary that is seen clearly in one step is not
+        lost among the steps in which it was not there.
+        """
+        plan = self._engine.plan
+        sampling, sigma = plan.sampling, plan.noise_multiplier
+        if not isinstance(sampling, PoissonSampling) or sampling.rate == 1.0 or sigma == 0:
+            return product
+        odds = math.log(sampling.rate) + product - 0.5 / sigma**2
+        return torch.logaddexp(torch.full_like(odds, math.log1p(-sampling.rate)), odds)
 
     def _losses(self, weights: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
         def call(rows: Tensor) -> Tensor:

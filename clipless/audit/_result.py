@@ -23,6 +23,12 @@ class AuditResult:
     """What training claims at the same delta; None if nothing was said."""
 
     @property
+    def proved(self) -> str:
+        """One line: what an attacker could prove, beside what is promised."""
+        promised = "nothing" if self.claimed_epsilon is None else f"{self.claimed_epsilon:.3g}"
+        return f"epsilon an attacker could prove: {self.lower_bound:.3g}; promised: {promised}"
+
+    @property
     def exposed(self) -> bool:
         """Whether the audit contradicts the claim."""
         return self.claimed_epsilon is not None and self.lower_bound > self.claimed_epsilon
@@ -66,6 +72,34 @@ class OneRunResult(AuditResult):
     def _evidence(self) -> str:
         guesses = self.guesses_in + self.guesses_out
         return f"one run, {self.canaries} canaries, {self.correct} of {guesses} guesses right"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveResult(AuditResult):
+    """The outcome of one training run with canaries, held against its whole trade-off curve."""
+
+    canaries: int
+    included: int
+    noise_factor: float | None
+    """Runs with at least so many times the claimed noise are ruled out; None if none are."""
+    independent: bool
+    """Whether canaries were taken for independent trials."""
+    contradicted: bool
+    """Whether the trade-off function that the run claims is ruled out itself."""
+
+    @property
+    def exposed(self) -> bool:
+        """Whether the audit contradicts the claim."""
+        return self.contradicted
+
+    def _evidence(self) -> str:
+        kind = "independent canaries" if self.independent else "canaries"
+        if self.noise_factor is None:
+            return f"one run, {self.canaries} {kind}, whole curve, nothing found"
+        return (
+            f"one run, {self.canaries} {kind}, whole curve, as if noise were less than "
+            f"{self.noise_factor:.3g} times what is claimed"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

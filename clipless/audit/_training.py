@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from clipless.audit._canaries import Examples, draw_coins, insert_canaries
+from clipless.audit._curve_audit import curve_audit
+from clipless.audit._noise_family import NoiseFamily
 from clipless.audit._one_run import Guesses, one_run_audit
 from clipless.audit._release_scores import ReleaseScores, example_losses
-from clipless.audit._result import OneRunResult
+from clipless.audit._result import CurveResult, OneRunResult
 from clipless.common import not_set_error
 from clipless.errors import PrivacyError
 from clipless.privacy import Plan, Relation
@@ -87,6 +89,38 @@ def audit_training(
         confidence=confidence,
         guesses=guesses,
         claimed_epsilon=trained.trainer.engine.get_epsilon(chosen),
+    )
+
+
+def audit_training_curve(
+    make_trainer: MakeTrainer, data: Examples, *, canaries: Examples,
+    stand_ins: Examples | None = None, observed: Observed = "releases",
+    guesses: tuple[Guesses, ...] | None = None, delta: float | None = None,
+    confidence: float = 0.95, independent: bool = False, seed: int | None = None,
+) -> CurveResult:  # fmt: skip
+    """Train once with canaries, and hold what was found against the whole trade-off curve.
+
+    The training and its canaries are those of `audit_training`; the test is `curve_audit`, which
+    proves more from the same scores. What the run claims is what its ledger counts.
+    """
+    included = draw_coins(len(canaries[0]), seed=seed)
+    trained = train_watched(
+        make_trainer,
+        insert_canaries(data, canaries, included, stand_ins=stand_ins),
+        canaries=canaries, stand_ins=stand_ins, observed=observed,
+    )  # fmt: skip
+    engine = trained.trainer.engine
+    return curve_audit(
+        trained.scores,
+        included,
+        family=NoiseFamily.of(
+            engine.ledger.history(),
+            delta=trained.plan.delta if delta is None else delta,
+            accountant=trained.plan.accountant,
+        ),
+        confidence=confidence,
+        guesses=guesses,
+        independent=independent,
     )
 
 

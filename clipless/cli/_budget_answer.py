@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from clipless import privacy
-from clipless.accounting import Accountant, Sampling
+from clipless.accounting import (
+    Accountant,
+    Sampling,
+    TradeOff,
+    noise_multiplier_for_accuracy,
+    trade_off,
+)
 from clipless.cli._epsilon_meaning import meaning, summary
 from clipless.common import not_set_error
 from clipless.errors import BudgetExhaustedError
@@ -53,6 +61,11 @@ class Answer:
         )
         return list(zip(counts, found, strict=False))
 
+    @cached_property
+    def trade_off(self) -> TradeOff:
+        """What attacks can reach at most, after all steps."""
+        return trade_off((*self.history, (self.mechanism, self.steps)), accountant=self.accountant)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
         mechanism = self.mechanism.to_dict()
@@ -63,6 +76,7 @@ class Answer:
             "steps": self.steps,
             **mechanism,
             "accountant": self.accountant,
+            "trade_off": self.trade_off.to_dict(tail=self.delta),
             "meaning": {**summary(self.epsilon, self.delta), "words": self.words()},
         }
 
@@ -78,10 +92,29 @@ class Answer:
             f"{describe_accountant(self.accountant)}.",
         )
 
+    def risk(self) -> str:
+        """Return what the whole curve says, of which (epsilon, delta) is one point."""
+        curve = self.trade_off
+        replaced = self.mechanism.relation is privacy.Relation.REPLACE_ONE
+        question = "which of two examples was used" if replaced else "whether an example was used"
+        mu = curve.gaussian_fit(tail=self.delta)
+        fit = f"Covered by a Gaussian of mu {mu:.3g}. " if math.isfinite(mu) else ""
+        right, ahead = _upper(curve.attack_accuracy()), _upper(curve.advantage)
+        return (
+            f"By the whole curve: whoever has to say {question}, knowing all the others, is right "
+            f"at most {right} of the time (coin flips: 50%), an advantage of {ahead}; a secret "
+            "that is guessed blindly 1% of the time is guessed at most "
+            f"{_upper(curve.attack_success(0.01))} of the time. {fit}"
+        ).rstrip()
+
     def words(self) -> str:
         """Return what the guarantee means."""
         replaced = self.mechanism.relation is privacy.Relation.REPLACE_ONE
         return meaning(self.epsilon, self.delta, replaced=replaced)
+
+
+def _upper(share: float) -> str:
+    return f"{math.ceil(1000 * share - 1e-9) / 10:.1f}%"
 
 
 def answer_of_numbers(
@@ -95,6 +128,8 @@ def answer_of_numbers(
     batch_size: int,
     sampling: str,
     accountant: Accountant,
+    max_attack_accuracy: float | None = None,
+    base_rate: float = 0.5,
 ) -> Answer:
     """Find the one of noise, epsilon and steps that is not given."""
     drawn = _sampling(sampling, examples, batch_size)
@@ -105,6 +140,15 @@ def answer_of_numbers(
         chosen = privacy.chosen_delta(
             None if delta is None else privacy.LargeDelta(delta), examples
         )
+        if max_attack_accuracy is not None and count is not None:
+            noise_multiplier = noise_multiplier_for_accuracy(
+                max_attack_accuracy=max_attack_accuracy,
+                base_rate=base_rate,
+                steps=count,
+                sampling=drawn,
+                relation=relation,
+                accountant=accountant,
+            )
         if noise_multiplier is None:
             if epsilon is None:
                 raise not_set_error("epsilon")

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from clipless import models
-from clipless.audit import OneRunResult, audit_training, orthogonal_canaries
+from clipless.audit import (
+    CurveResult,
+    audit_training_curve,
+    hardest_labels,
+    orthogonal_canaries,
+)
+from clipless.cli.commands._audit import draw_rows
 from clipless.privacy import FixedSizeSampling
 from clipless.runs import ConfigError, make_trainer, targets_for
 from clipless.training import Trainer
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
 
 def canary_audit(
     run: Run, data: RunData, count: int, steps: int | None, confidence: float
-) -> OneRunResult:
+) -> CurveResult:
     """Train once more with the model, noise strategy, sampling rate and budget of a run.
 
     The base are as many test examples as there are canaries: they are public, so that the audit
@@ -43,16 +49,29 @@ def canary_audit(
     with torch.random.fork_rng(devices=[]):
         torch.seed()
         try:
-            return audit_training(
+            base = draw_rows(run.tensors(data.test), count, seed=2)
+            return audit_training_curve(
                 trainer_for,
-                run.tensors((data.test[0][:count], data.test[1][:count])),
-                canaries=canaries,
+                base,
+                canaries=_hardest(trainer_for(len(base[0])), canaries, classes),
                 stand_ins=stand_ins if fixed else None,
                 delta=run.plan.delta,
                 confidence=confidence,
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
+
+
+def _hardest(
+    trainer: Trainer, canaries: tuple[torch.Tensor, torch.Tensor], classes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give canaries the labels that a model before training finds hardest, where labels are so."""
+    inputs, targets = canaries
+    if targets.is_floating_point() or targets.ndim != 1:
+        return canaries
+    return inputs, hardest_labels(
+        inputs, model=trainer.model, criterion=trainer.criterion, classes=classes
+    )
 
 
 def _canaries(

@@ -34,6 +34,8 @@ class RunFile(StrEnum):
     """The page that may be published."""
     REPORT_JSON = "report.json"
     """The same as data."""
+    DEPLOYMENT = "deployment.json"
+    """What somebody who publishes the model has to declare."""
     RESULT = "result.json"
     """How training ended, at what price, with metrics on test data. Private."""
     DATA = "data.json"

@@ -39,7 +39,10 @@ def direct_scores(run, canaries, released, weights):
     for name, deviation in plan.noise_deviations.items():
         products = (gradients[name] * released[name].double()).flatten(1).sum(dim=1)
         total = total + products / (plan.expected_batch_size * deviation**2)
-    return total
+    # Of a normal variable that has this mean with the probability of being drawn, and else none.
+    rate, sigma = plan.sampling.rate, plan.noise_multiplier
+    likelihood = rate * (total - 0.5 / sigma**2).exp() + 1.0 - rate
+    return likelihood.log()
 
 
 @pytest.mark.parametrize("build", [mlp, cnn], ids=lambda build: build.__name__)

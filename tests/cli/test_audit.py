@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import torch
 
+from clipless.cli.commands._audit import draw_rows
 from tests.cli.shell import here, refused, shell
 
 
@@ -55,6 +57,17 @@ def test_a_wrong_bound_is_exit_code_1(run, monkeypatch):
     assert len(outcome.json["exposed"]) >= 1
     assert "times its bound" in outcome.err
     assert json.loads((run / "audit.json").read_text())["exposed"] == outcome.json["exposed"]
+
+
+def test_examples_are_drawn_at_random():
+    """The first rows of a file may be of one kind, on which a model does well or badly."""
+    rows = (torch.arange(1000.0)[:, None], torch.arange(1000))
+    x, y = draw_rows(rows, 100, seed=0)
+    assert torch.equal(x[:, 0].long(), y)
+    assert len(y.unique()) == 100
+    assert y.max() > 800
+    assert 300 < y.float().mean() < 700
+    assert len(draw_rows(rows, 5000, seed=0)[1]) == 1000
 
 
 def test_training_without_noise_is_exit_code_1(tmp_path, monkeypatch):

@@ -55,6 +55,20 @@ def test_people_are_told_what_it_means():
     assert "█" in outcome.out
 
 
+def test_noise_for_a_risk():
+    flags = ("--max-attack-accuracy", "0.6", "--steps", "100", *SIZE)
+    said = here("budget", *flags, "--json").json
+    assert said["asked_for"] == "noise_multiplier"
+    assert said["trade_off"]["attack_accuracy"]["0.5"] <= 0.6
+    assert said["trade_off"]["advantage"] == pytest.approx(0.2, abs=1e-3)
+    sampling = privacy.PoissonSampling(dataset_size=60_000, rate=0.01)
+    mechanism = privacy.Mechanism(noise_multiplier=said["noise_multiplier"], sampling=sampling)
+    assert privacy.delta([(mechanism, 100)], 0.0) <= 0.2
+    assert "is right at most" in here("budget", *flags).out
+    assert refused(here("budget", *flags, "--epsilon", "3"), 2, "not both")
+    assert refused(here("budget", *flags, "--base-rate", "0.2"), 2, "blind guesses reach")
+
+
 def test_of_a_run(run):
     said = here("budget", run, "--json").json
     assert said["asked_for"] == "spent"

@@ -30,6 +30,29 @@ def test_the_public_page_is_named_unless_the_private_one_is_asked_for(run):
     assert "not to be published" in asked
 
 
+def test_a_deployment_record_is_made_from_the_ledger(run):
+    said = here("report", run, "--record", "--json").json
+    assert said["record"].endswith("deployment.json")
+    record = json.loads((run / "deployment.json").read_text())
+    assert record["guarantee"]["epsilon"] == said["epsilon"]
+    assert record["guarantee"]["delta"] == said["delta"]
+    assert record["neighbours"]["relation"] == "zero_out"
+    assert (
+        record["privacy_unit"]["units"]
+        == json.loads((run / "plan.json").read_text())["plan"]["sampling"]["dataset_size"]
+    )
+    assert sum(each["count"] for each in record["mechanism"]["composition"]) == 30
+    assert 0.5 < record["guarantee"]["attack_accuracy_by_base_rate"]["0.5"] < 1
+    assert record["hazards"]
+    assert record["open_questions"]
+    before = (run / "deployment.json").read_text()
+    for private in ("tightness.jsonl", "audit.json", "data.json"):  # nothing comes from these
+        (run / private).unlink(missing_ok=True)
+    here("report", run, "--record")
+    after = json.loads((run / "deployment.json").read_text())
+    assert {**after, "written": record["written"]} == json.loads(before)
+
+
 def test_a_ledger_that_lost_lines_is_exit_code_1(run):
     lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
     (run / "ledger.jsonl").write_text("".join(lines[:3] + lines[4:]))

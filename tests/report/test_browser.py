@@ -43,7 +43,7 @@ def picture(path):
 
 
 SECTIONS = 7
-FIGURES = {"report.html": 2, "report-private.html": 10}
+FIGURES = {"report.html": 3, "report-private.html": 10}
 
 
 @pytest.fixture(params=list(FIGURES))

@@ -252,13 +252,13 @@ def test_a_weight_outside_its_constraint_voids_the_claim(run):
 
 
 def test_an_audit_that_contradicts_the_claim_is_red(run):
-    edit(run / "audit.json", lambda data: data["one_run"].update(lower_bound=3.5))
+    edit(run / "audit.json", lambda data: data["one_run"].update(lower_bound=3.456))
     report = write_report(run)
     assert not report.sound
-    assert "3.5" in failed(report)["No audit contradicts the claim"]
+    assert "3.456" in failed(report)["No audit contradicts the claim"]
     assert "contradicted" in (run / "report-private.html").read_text()
     public = (run / "report.html").read_text()
-    assert "3.5" not in public
+    assert "3.456" not in public
     assert "measured on private data speaks against the claim" in public
     assert "Do not rely on the claim" in public
 

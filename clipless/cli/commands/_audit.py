@@ -15,6 +15,7 @@ from clipless.runs import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from torch import Tensor
 
     from clipless.audit import AttackResult, MembershipResult, ReplayResult
     from clipless.cli._replay_run import Replays
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def audit(
     run: RunArgument,
     examples: Annotated[
-        int, typer.Option(help="At most so many members, and as many non-members.")
+        int, typer.Option(help="At most so many members, and others; drawn at random.")
     ] = 10_000,
     confidence: Annotated[float, typer.Option(help="Of intervals and bounds.")] = 0.95,
     bounds: Annotated[
@@ -112,8 +113,12 @@ def audit(
         from clipless.cli._canary_run import canary_audit
 
         result = canary_audit(opened, data, canaries, canary_steps, confidence)
-        fields["canaries"] = {**result.to_dict(), "trained_on": "test examples and canaries"}
-        shown += [Text("\nCanaries", "bold"), f"{result}."]
+        fields["canaries"] = {
+            **result.to_dict(),
+            "proved": result.proved,
+            "trained_on": "test examples and canaries",
+        }
+        shown += [Text("\nCanaries", "bold"), f"{result}.", Text(result.proved, "bold")]
         against += [f"the canaries contradict epsilon {result.claimed_epsilon:.3g}"] * (
             result.exposed
         )
@@ -133,14 +138,23 @@ def audit(
         raise CheckFailedError(f"The audit speaks against the claim: {'; '.join(against)}.")
 
 
+def draw_rows(data: tuple[Tensor, Tensor], count: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Return so many rows of inputs and targets, or all, drawn at random without replacement."""
+    import torch
+
+    order = torch.randperm(len(data[0]), generator=torch.Generator().manual_seed(seed))[:count]
+    return data[0][order], data[1][order]
+
+
 def _membership(run: Run, data: RunData, examples: int, confidence: float) -> MembershipResult:
     from clipless.audit import membership_inference
 
     (x, y), (x_other, y_other) = run.tensors(data.train), run.tensors(data.test)
+    # Drawn at random: the first rows of a file may be of another kind than the rest.
     return membership_inference(
         run.model,
-        (x[:examples], y[:examples]),
-        (x_other[:examples], y_other[:examples]),
+        draw_rows((x, y), examples, seed=0),
+        draw_rows((x_other, y_other), examples, seed=1),
         loss=run.criterion,
         confidence=confidence,
     )

@@ -48,8 +48,16 @@ def budget(
     accountant: Annotated[
         AccountantKind, typer.Option(help="Who computes epsilon.")
     ] = AccountantKind.PLD,
+    max_attack_accuracy: Annotated[
+        float | None,
+        typer.Option(help="Instead of --epsilon: how often an attack may be right, e.g. 0.6."),
+    ] = None,
+    base_rate: Annotated[
+        float, typer.Option(help="The share of members among those whom that attack asks about.")
+    ] = 0.5,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw epsilon over steps into this .png, .svg or .pdf.")
+        Path | None,
+        typer.Option(help="Draw epsilon over steps, and the trade-off, into a .png, .svg or .pdf."),
     ] = None,
     json: Json = False,
     debug: Debug = False,
@@ -59,13 +67,24 @@ def budget(
     clipless budget --epsilon 3 --examples 60000 --batch-size 4096 --steps 450
     clipless budget --noise-multiplier 1.1 --examples 60000 --batch-size 600 --epochs 20
     clipless budget --epsilon 1 --noise-multiplier 2 --examples 60000 --batch-size 600
+    clipless budget --max-attack-accuracy 0.6 --examples 60000 --batch-size 600 --epochs 20
     clipless budget runs/mnist
     """
-    numbers = (epsilon, delta, examples, batch_size, epochs, steps, noise_multiplier)
+    numbers = (epsilon, delta, examples, batch_size, epochs, steps, noise_multiplier,
+               max_attack_accuracy)  # fmt: skip
     if run is not None and any(value is not None for value in numbers):
         raise ConfigError("a run folder has its own numbers: give a folder, or numbers")
     if run is None:
-        _check(epsilon, noise_multiplier, epochs, steps, examples, batch_size, sampling)
+        _check_risk(max_attack_accuracy, base_rate, epsilon)
+        _check(
+            max_attack_accuracy or epsilon,
+            noise_multiplier,
+            epochs,
+            steps,
+            examples,
+            batch_size,
+            sampling,
+        )
     from clipless.cli._budget_answer import answer_of_numbers, answer_of_run
     from clipless.cli._epsilon_curve import chart, draw
 
@@ -85,15 +104,33 @@ def budget(
                 batch_size=batch_size or examples,
                 sampling=sampling.value,
                 accountant=accountant.value,
+                max_attack_accuracy=max_attack_accuracy,
+                base_rate=base_rate,
             )
         curve = answer.curve()
     if plot is not None:
         title = f"noise multiplier {answer.mechanism.noise_multiplier:.4g}"
-        draw(curve, plot, delta=answer.delta, title=title)
+        draw(curve, plot, delta=answer.delta, title=title, trade_off=answer.trade_off)
         note(f"drawn: {plot}")
     points = [{"steps": count, "epsilon": cost} for count, cost in curve]
     fields = {**answer.to_dict(), "curve": points}
-    emit(fields, answer.claim(), chart(curve), answer.words(), json=json)
+    emit(fields, answer.claim(), chart(curve), answer.words(), answer.risk(), json=json)
+
+
+def _check_risk(accuracy: float | None, base_rate: float, epsilon: float | None) -> None:
+    """Refuse risks that blind guesses already run, and two budgets at once."""
+    if accuracy is None:
+        return
+    if epsilon is not None:
+        raise ConfigError("give --epsilon or --max-attack-accuracy, not both")
+    if not 0 < base_rate < 1:
+        raise ConfigError(f"--base-rate must lie between 0 and 1, got {base_rate}")
+    blind = max(base_rate, 1 - base_rate)
+    if not blind < accuracy < 1:
+        raise ConfigError(
+            f"--max-attack-accuracy must lie between {blind:g}, which blind guesses reach, and 1, "
+            f"got {accuracy}"
+        )
 
 
 def _check(

@@ -17,6 +17,9 @@ def report(
     private: Annotated[
         bool, typer.Option("--private", help="Name the private page instead of the public one.")
     ] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write deployment.json too: what to declare of it.")
+    ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -24,6 +27,8 @@ def report(
 
     report.html and report.json hold released and public things only, and may be published;
     report-private.html and report-private.json hold what was computed from data without noise.
+    With --record, deployment.json holds what to declare of the model: privacy unit, neighbours,
+    epsilon, delta, accounting, post-processing, hazards, and what only you can answer.
     The exit code is 1 if something speaks against the guarantee; the pages say what.
 
         clipless report runs/mnist
@@ -31,7 +36,7 @@ def report(
     folder = RunFolder.open(run)
     from rich.text import Text
 
-    from clipless.report import ReportError, write_report
+    from clipless.report import ReportError, deployment_record, write_report
 
     try:
         with working("writing the report"):
@@ -54,6 +59,9 @@ def report(
     where = f"Report: {fields['html']}"
     if private:
         where = f"Private report, not to be published: {fields['private_html']}"
+    if record:
+        fields["record"] = folder.write_json(RunFile.DEPLOYMENT, deployment_record(found))
+        where = f"{where}\nDeployment record: {fields['record']}"
     emit(fields, Text(stated, "bold"), where, json=json)
     if not found.sound:
         reasons = ", ".join(failed) or "no guarantee can be stated"

@@ -36,6 +36,9 @@ class Figures:
                 "accuracy": lambda: _by_epoch(training["epochs"], "accuracy"),
                 "front": lambda: _front(training),
             }
+        curve = (report.get("claim") or {}).get("trade_off")
+        if curve is not None:
+            self._draw["trade_off"] = lambda: _trade_off(curve)
         if spending is not None and spending["epsilon"] is not None:  # null stands for infinite
             self._draw["spending"] = lambda: _spending(spending)
         for name, drawing in (("signal", _signal), ("tightness", _tightness)):
@@ -112,6 +115,25 @@ def _spending(spending: Data) -> Markup:
         ],
         rules=rules,
     )
+
+
+def _trade_off(curve: Data) -> Markup:
+    """Misses against false alarms: the best attack, and blind guesses."""
+    points = list(zip(curve["false_alarms"], curve["misses"], strict=True))
+    return chart(
+        title="What attacks can reach",
+        description="the fewest members that an attack misses, by its share of false alarms",
+        x=Axis(label="false alarms: says “used” of an example that was not", low=0, high=1,
+               percent=True),
+        y=Axis(label="misses: does not say so of one that was", low=0, high=1, percent=True),
+        series=[
+            Series(
+                name="best attack", points=points,
+                titles=[f"{percent(a)} false alarms: misses {percent(b)}" for a, b in points],
+            ),
+            Series(name="blind guesses", look=1, points=[(0.0, 1.0), (1.0, 0.0)]),
+        ],
+    )  # fmt: skip
 
 
 def _front(training: Data) -> Markup | None:

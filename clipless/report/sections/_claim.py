@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from clipless.accounting import TradeOff, trade_off
 from clipless.errors import PrivacyError
 from clipless.folders import RunFile
 from clipless.privacy import (
@@ -15,7 +16,6 @@ from clipless.privacy import (
     Plan,
     PrivacyReport,
     Relation,
-    delta,
     describe_accountant,
     describe_sampling,
 )
@@ -61,6 +61,8 @@ class Claim:
     guess_bound_exact: float | None
     """The same by the whole privacy curve, of which (epsilon, delta) is one point."""
     detection: tuple[Detection, ...]
+    trade_off: dict[str, Any] | None
+    """The whole curve, and what attacks reach at several base rates: see `TradeOff.to_dict`."""
     meaning: tuple[str, ...]
     protected: tuple[str, ...]
     from_whom: tuple[str, ...]
@@ -83,12 +85,12 @@ def claim(
     elif math.isinf(epsilon) or insecure:
         standing = "none"
     stated = epsilon if standing == "stated" else None
-    curve = None if stated is None else _PrivacyCurve(history, plan, stated)
+    curve = None if stated is None else _curve(history, plan, stated)
     factor = None if stated is None else _exponential(stated)
     guess = None if factor is None else (factor + plan.delta) / (1 + factor)
-    exact = None if curve is None or guess is None else min(guess, curve.guess_bound())
+    exact = None if curve is None or guess is None else min(guess, curve.attack_accuracy())
     detection = tuple(
-        Detection(false_alarms=rate, found_bound=curve.found_bound(rate))
+        Detection(false_alarms=rate, found_bound=curve.detection(rate))
         for rate in _FALSE_ALARMS
         if curve is not None
     )
@@ -107,6 +109,7 @@ def claim(
         guess_bound=guess,
         guess_bound_exact=exact,
         detection=detection,
+        trade_off=None if curve is None else curve.to_dict(tail=plan.delta),
         meaning=_meaning(standing, stated, plan, factor, guess, exact),
         protected=_protected(standing, plan),
         from_whom=_from_whom(standing),
@@ -115,36 +118,12 @@ def claim(
     )
 
 
-class _PrivacyCurve:
-    """All the pairs (epsilon, delta) that a history satisfies, and what they rule out together.
-
-    Under (epsilon, delta)-DP, a test that says "used" with probability `a` of an example that was
-    not says so of one that was with at most `e^epsilon a + delta`, and at most
-    `1 - e^-epsilon (1 - delta - a)`.
-    """
-
-    def __init__(
-        self, history: Sequence[tuple[Mechanism, int]], plan: Plan, epsilon: float
-    ) -> None:
-        self._pairs = [(_exponential(epsilon), plan.delta)]
-        for index in range(41):
-            value = 1.2 * epsilon * index / 40
-            try:
-                found = delta(history, value, accountant=plan.accountant)
-            except PrivacyError:  # an accountant that cannot say: the stated pair still holds
-                continue
-            self._pairs.append((_exponential(value), found))
-
-    def guess_bound(self) -> float:
-        """How often a guess can be right at most when a fair coin decided who is in the data."""
-        return min((factor + rest) / (1 + factor) for factor, rest in self._pairs)
-
-    def found_bound(self, false_alarms: float) -> float:
-        """How often a test can be right about an example that was used."""
-        limits = [1.0]
-        for factor, rest in self._pairs:
-            limits += [factor * false_alarms + rest, 1 - (1 - rest - false_alarms) / factor]
-        return min(limits)
+def _curve(history: Sequence[tuple[Mechanism, int]], plan: Plan, epsilon: float) -> TradeOff:
+    """Return the trade-off function; of the stated pair alone if the accountant cannot say more."""
+    try:
+        return trade_off(history, accountant=plan.accountant)
+    except PrivacyError:
+        return TradeOff.of_pair(epsilon, plan.delta)
 
 
 def _exponential(epsilon: float) -> float:
@@ -246,8 +225,8 @@ def _from_whom(standing: Standing) -> tuple[str, ...]:
 
 def _not_protected() -> tuple[str, ...]:
     return (
-        "People with several examples, as if they had one: with k examples, epsilon is up to k "
-        "times as large.",
+        "People with several examples, as if they had one: with k examples, epsilon is k times as "
+        "large at a delta that grows as well, and more than that at the same delta.",
         "What the data say as a whole. The model is there to learn it, and it may tell something "
         "about you even if you were not in the data.",
         "From those who hold the data themselves, or this run's checkpoints, which contain the "
