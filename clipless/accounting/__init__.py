@@ -24,6 +24,7 @@ from clipless.accounting._history import (
     require_supported_sampling,
 )
 from clipless.accounting._mechanism import (
+    SAMPLER_EPSILON,
     FixedSizeSampling,
     FullBatch,
     Mechanism,
@@ -35,6 +36,7 @@ from clipless.accounting._mechanism import (
 from clipless.accounting._trade_off import TradeOff, trade_off, trade_off_at
 
 __all__ = [
+    "SAMPLER_EPSILON",
     "Mechanism",
     "Sampling",
     "PoissonSampling",

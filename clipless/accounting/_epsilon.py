@@ -37,14 +37,15 @@ from clipless.accounting._history import (
     variants,
     without_failures,
 )
-from clipless.accounting._mechanism import Mechanism
+from clipless.accounting._mechanism import SAMPLER_EPSILON, Mechanism
 from clipless.errors import PrivacyError
 
 
 def epsilon(history: History, delta: float, *, accountant: Accountant = "pld") -> float:
     """Return an epsilon such that `history` is (epsilon, delta)-differentially private.
 
-    An empty history costs 0; a release without noise costs infinity. Asking again is instant.
+    An empty history costs 0; a release without noise costs infinity. Asking again is instant. What
+    the sampler of the noise lacks of a Gaussian is part of the result.
 
     Example:
         >>> from clipless.accounting._mechanism import PoissonSampling
@@ -168,7 +169,7 @@ def _epsilon(runs: Runs, delta: float, accountant: Accountant) -> float:
             f"delta={delta} is too small for the arithmetic of the {accountant!r} accountant; "
             "use a larger delta, or accountant='rdp', which has no smallest one"
         )
-    return max(result, 0.0)
+    return max(result, 0.0) + SAMPLER_EPSILON
 
 
 @lru_cache(maxsize=4096)
@@ -180,8 +181,9 @@ def _delta(runs: Runs, epsilon: float, accountant: Accountant) -> float:
         return 1.0
     if (declared := filter_of_name(accountant)) is not None:
         within = declared.fits(declared.spent(runs))
-        return rdp.delta_at(declared.order, declared.limit, epsilon) if within else 1.0
-    order = _fixed_order(accountant)
+        ideal = max(epsilon - SAMPLER_EPSILON, 0.0)
+        return rdp.delta_at(declared.order, declared.limit, ideal) if within else 1.0
+    order, epsilon = _fixed_order(accountant), max(epsilon - SAMPLER_EPSILON, 0.0)
     try:
         result = max(
             _pld.delta(variant, epsilon)
@@ -207,7 +209,7 @@ def _stated_epsilon(declared: RenyiFilter, runs: Runs, delta: float) -> float:
         return math.inf
     if delta == declared.delta:
         return declared.epsilon
-    return max(declared.limit + rdp.conversion(declared.order, delta), 0.0)
+    return max(declared.limit + rdp.conversion(declared.order, delta), 0.0) + SAMPLER_EPSILON
 
 
 def _fixed_order(accountant: Accountant) -> float | None:

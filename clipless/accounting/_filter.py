@@ -18,7 +18,7 @@ from typing import Any
 
 from clipless.accounting import rdp
 from clipless.accounting._history import History, require_supported_sampling
-from clipless.accounting._mechanism import Mechanism, Relation, Sampling
+from clipless.accounting._mechanism import SAMPLER_EPSILON, Mechanism, Relation, Sampling
 
 _SLACK = 1e-9
 """What rounding may add to a sum of divergences, relative to the limit."""
@@ -103,7 +103,7 @@ class RenyiFilter:
     @property
     def limit(self) -> float:
         """The most that divergences at `order` may add up to."""
-        return self.epsilon - rdp.conversion(self.order, self.delta)
+        return self.epsilon - SAMPLER_EPSILON - rdp.conversion(self.order, self.delta)
 
     @property
     def meter(self) -> str:

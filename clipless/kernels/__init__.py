@@ -38,8 +38,6 @@ from clipless.kernels.layers._window_norms import GlobalNorms, WindowNorms, safe
 from clipless.kernels.randomness import (
     GRID_STEPS,
     KEY_BYTES,
-    SAMPLER_DELTA,
-    SAMPLER_EPSILON,
     KeyStream,
     WordSource,
     add_grid_noise_,
@@ -53,8 +51,6 @@ from clipless.kernels.randomness import (
 __all__: list[str] = [
     "GRID_STEPS",
     "KEY_BYTES",
-    "SAMPLER_DELTA",
-    "SAMPLER_EPSILON",
     "KeyStream",
     "WordSource",
     "add_grid_noise_",

@@ -9,6 +9,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from scipy import stats
 
 from clipless import PrivacyEngine
+from clipless.accounting import SAMPLER_EPSILON
 from clipless.errors import BudgetExhaustedError, LedgerError
 from clipless.privacy import (
     Budget,
@@ -295,7 +296,7 @@ def test_one_order_against_the_library(order, target):
         total += count * float(one[0])
     expected = rdp_privacy_accountant.compute_epsilon([order], [total], target)[0]
     found = epsilon(history, target, accountant=f"rdp@{order}")
-    assert found == pytest.approx(expected, rel=1e-6)
+    assert found == pytest.approx(expected + SAMPLER_EPSILON, rel=1e-6)
     assert epsilon(history, target, accountant="rdp") <= found * (1 + 1e-9)
     back = delta(history, found, accountant=f"rdp@{order}")
     assert back == pytest.approx(target, rel=1e-6)

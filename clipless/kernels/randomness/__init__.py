@@ -3,8 +3,6 @@
 from clipless.kernels.randomness._chacha import KEY_BYTES, KeyStream, next_key
 from clipless.kernels.randomness._gaussian import (
     GRID_STEPS,
-    SAMPLER_DELTA,
-    SAMPLER_EPSILON,
     add_grid_noise_,
     grid_noise,
     joint_grid_factor,
@@ -14,8 +12,6 @@ from clipless.kernels.randomness._uniform import WordSource, random_subset, stan
 __all__ = [
     "GRID_STEPS",
     "KEY_BYTES",
-    "SAMPLER_DELTA",
-    "SAMPLER_EPSILON",
     "KeyStream",
     "WordSource",
     "add_grid_noise_",

@@ -21,8 +21,6 @@ from clipless.kernels.randomness._gaussian_table import CELL_BITS, LOW_BITS, WID
 
 GRID_STEPS = 2**28
 """How many steps of its grid the standard deviation of noise is: the grid is public."""
-SAMPLER_EPSILON, SAMPLER_DELTA = 1e-5, 2e-12
-"""What the sampler lacks of a Gaussian, for up to 2^38 draws, in epsilon and total variation."""
 
 _CELL_STEPS_BITS = 28 - WIDTH_BITS
 _PLACE_BITS = 63
