@@ -2,8 +2,9 @@
 
 While a pass runs, each layer with trainable parameters asks the pass to use them (`use`). A
 planning pass notes each use, and where the examples are in what goes in; it runs under a
-`RowTrace`, which proves that they stay apart. An enforcing pass expects the same uses. Each is sealed and held to its
-threshold; one that was not planned gets no gradient, and one on other axes is refused.
+`RowTrace`, which proves that they stay apart. An enforcing pass expects the same uses. Each is
+sealed and held to its threshold; one that was not planned gets no gradient, and one on other axes
+is refused.
 """
 
 from __future__ import annotations
