@@ -56,6 +56,9 @@ class LayerPass:
         # Parameters of one name are one tensor; several names of one tensor are its first.
         self.names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
 
+    def refused(self, error: UnsupportedOperationError) -> None:
+        """Note why a model is refused: operators such as `*` turn errors into others."""
+
     def use(
         self, parameters: Sequence[Tensor | None], x: Tensor, plain: Plain, bounded: Bounded,
         *, by_position: bool = True,
@@ -95,6 +98,9 @@ class PlanningPass(LayerPass):
         self.batch, self.trace = batch, RowTrace(batch)
         self._uses: defaultdict[str, list[PlannedUse]] = defaultdict(list)
         self._meetings: list[tuple[Any, ...]] = []
+
+    def refused(self, error: UnsupportedOperationError) -> None:
+        self.trace.refusal = self.trace.refusal or error
 
     @property
     def planned(self) -> PlannedUses:

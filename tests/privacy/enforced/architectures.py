@@ -48,11 +48,11 @@ def cnn(rng):
     norm = rng.choice([nn.GroupNorm(2, width), nn.InstanceNorm2d(width, affine=True)])
     conv = nn.Conv2d(
         3, width, rng.choice([1, 2, 3]), stride=rng.choice([1, 2]), padding=rng.choice([0, 1]),
-        dilation=rng.choice([1, 2]), padding_mode=rng.choice(["zeros", "reflect"]),
+        dilation=rng.choice([1, 2]), padding_mode=rng.choice(["zeros", "reflect", "circular"]),
     )  # fmt: skip
     return nn.Sequential(
-        conv, norm, nn.ReLU(), nn.Conv2d(width, width, 1, groups=2), nn.MaxPool2d(2, ceil_mode=True),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES),
+        conv, norm, nn.ReLU(), nn.Conv2d(width, width, 1, groups=2),
+        nn.MaxPool2d(2, ceil_mode=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES),
     ), _images  # fmt: skip
 
 

@@ -56,4 +56,4 @@ def plain_gradients(model, x, cotangents):
                 materialize_grads=True,
             )
         )  # fmt: skip
-    return {name: torch.stack(each) for name, each in zip(names, zip(*rows), strict=True)}
+    return {name: torch.stack(each) for name, each in zip(names, zip(*rows, strict=True), strict=True)}

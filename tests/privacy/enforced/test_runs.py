@@ -213,7 +213,7 @@ def test_other_inputs_than_those_of_the_proof_are_refused():
     model, criterion = Sums(), losses.CrossEntropy()
     engine, optimizer, loader = enforced_run(model, data(), criterion=criterion)
     train(model, engine, optimizer, loader, criterion, 1)
-    x, y = next(iter(loader))
+    x, _ = next(iter(loader))
     with pytest.raises(PrivacyError, match="the same arguments in every step"):
         model(x, factor=torch.ones(len(x), 6))
     with pytest.raises(PrivacyError, match="called on a list"):
