@@ -94,7 +94,7 @@ MIXING = {
 
 @pytest.mark.parametrize("name", MIXING)
 def test_what_mixes_examples_is_refused_by_name(name):
-    with pytest.raises(UnsupportedOperationError, match="aten|autograd function|written into"):
+    with pytest.raises(UnsupportedOperationError, match=r"aten|autograd function|written into"):
         traced(MIXING[name], 4)
 
 
@@ -155,7 +155,14 @@ def test_reshapes_are_followed_exactly():
                 shape[axis] = batch * inner
                 numbers = torch.arange(batch).repeat_interleave(inner)
                 held = numbers.view(-1, *[1] * (2 - axis)).expand(shape).contiguous()
-                for new in {(held.numel(),), (batch, -1), (-1, batch), (2, -1), (-1, 2), (-1, 3, 2)}:
+                for new in {
+                    (held.numel(),),
+                    (batch, -1),
+                    (-1, batch),
+                    (2, -1),
+                    (-1, 2),
+                    (-1, 3, 2),
+                }:
                     try:
                         seen = held.reshape(new)
                     except RuntimeError:

@@ -52,7 +52,8 @@ def cnn(rng):
     )  # fmt: skip
     return nn.Sequential(
         conv, norm, nn.ReLU(), nn.Conv2d(width, width, 1, groups=2),
-        nn.MaxPool2d(2, ceil_mode=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES),
+        nn.MaxPool2d(2, ceil_mode=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(width, CLASSES),
     ), _images  # fmt: skip
 
 

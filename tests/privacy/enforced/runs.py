@@ -56,4 +56,6 @@ def plain_gradients(model, x, cotangents):
                 materialize_grads=True,
             )
         )  # fmt: skip
-    return {name: torch.stack(each) for name, each in zip(names, zip(*rows, strict=True), strict=True)}
+    return {
+        name: torch.stack(each) for name, each in zip(names, zip(*rows, strict=True), strict=True)
+    }

@@ -87,7 +87,8 @@ def trained(bounds, lr):
 
 def test_starts_a_thousand_times_off_end_within_a_percent_of_the_best_fixed_choice():
     fixed = {
-        value: trained(EnforcedBounds(thresholds=value), 1.0)[0] for value in (0.01, 0.3, 1.0, 2.0, 4.0, 8.0)
+        value: trained(EnforcedBounds(thresholds=value), 1.0)[0]
+        for value in (0.01, 0.3, 1.0, 2.0, 4.0, 8.0)
     }
     best = min(fixed.values())
     assert max(fixed.values()) > 1.1 * best  # the choice matters
