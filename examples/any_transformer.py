@@ -68,7 +68,11 @@ def main() -> None:
     torch.manual_seed(0)
     train, test = Sentences(4000), Sentences(1000)
 
-    model, criterion, engine = network(adapter=options.adapter), losses.CrossEntropy(), PrivacyEngine()
+    model, criterion, engine = (
+        network(adapter=options.adapter),
+        losses.CrossEntropy(),
+        PrivacyEngine(),
+    )
     trained = [each for each in model.parameters() if each.requires_grad]
     _, optimizer, loader = engine.make_private_with_epsilon(
         module=model, optimizer=torch.optim.Adam(trained, lr=3e-3), criterion=criterion,

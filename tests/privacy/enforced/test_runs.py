@@ -115,15 +115,12 @@ def test_a_replay_on_a_neighbour_finds_nothing(noise):
             options=PrivacyOptions(noise=noise, batches=BatchOptions(micro_batch_size=8)),
         )  # fmt: skip
         for _ in range(2):
+            optimizer.zero_grad()
             for x, y in loader:
-                optimizer.zero_grad()
-                while True:
-                    criterion(model(x), y).backward()
-                    if loader.current.is_last:
-                        break
-                    break
+                criterion(model(x), y).backward()
                 if loader.current.is_last:
                     optimizer.step()
+                    optimizer.zero_grad()
         return {"weights": model.state_dict(), "thresholds": engine.session.thresholds.values()}
 
     rows = TensorDataset(*data())
