@@ -139,7 +139,7 @@ def _twin(module: nn.Module, floor: float) -> nn.Module:
     raise _NoTwinError("it has no Lipschitz twin. Train it with bounds='enforced', or replace it.")
 
 
-def _with_weight(twin: Any, weight: nn.Parameter) -> nn.Module:
+def _with_weight(twin: Any, weight: torch.Tensor) -> nn.Module:
     with torch.no_grad():
         twin.weight.copy_(weight)
     twin.weight.requires_grad_(weight.requires_grad)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,32 +98,3 @@ def call(model: nn.Module, spec: InputSpec, tensors: Sequence[Tensor]) -> Any:
     args, values = tensors[: spec.count], tensors[spec.count :]
     named = dict(zip(spec.names, values, strict=True)) | dict(spec.flags)
     return model.forward(*args, **named)
-
-
-def main_output(output: Any) -> Any:
-    """The tensor for the criterion: the output itself, or the `logits` of a model's output."""
-    logits = getattr(output, "logits", None)
-    return logits if isinstance(logits, Tensor) and not isinstance(output, Tensor) else output
-
-
-def with_main_output(output: Any, seen: Tensor) -> Any:
-    """Return a model's output as everybody sees it: `seen` in its place, all else without graph."""
-    if isinstance(output, Tensor):
-        return seen
-    other = copy.copy(output)
-    if isinstance(other, MutableMapping):
-        for key, value in output.items():
-            other[key] = seen if value is output.logits else _detached(value)
-    else:
-        for key, value in vars(output).items():
-            setattr(other, key, _detached(value))
-        other.logits = seen
-    return other
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if type(value) in (tuple, list):
-        return type(value)(map(_detached, value))
-    return value

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from clipless.bounds import Rows, has_global_hooks, hooks_of, seed_generators, trace_rows
 from clipless.errors import UnsupportedOperationError
 from clipless.privacy.enforced._calls import StandIns
-from clipless.privacy.enforced._inputs import InputSpec, call, main_output
+from clipless.privacy.enforced._inputs import InputSpec, call
 from clipless.privacy.enforced._passes import PlannedUses, PlanningPass
+from clipless.privacy.step._output_guard import main_output
 
 _BATCHES = (5, 3, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
 """Sizes of traced batches: the first two that no axis of the inputs or parameters has."""

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from clipless.bounds import is_trial_run
 from clipless.nn import ConstrainedModule
-from clipless.privacy.enforced._inputs import main_output
 from clipless.privacy.step import _refusals as refusals
 from clipless.privacy.step._checks import check_criterion_call
-from clipless.privacy.step._output_guard import call_of, plain_reduction, watch_output
+from clipless.privacy.step._output_guard import call_of, main_output, plain_reduction, watch_output
 
 if TYPE_CHECKING:
     from clipless.privacy.step._session import TrainingSession

@@ -30,7 +30,7 @@ from clipless.privacy._plan import Plan, planned_parameters
 from clipless.privacy._precision import arithmetic_slack
 from clipless.privacy._quantile_thresholds import QuantileThresholds, planned_queries
 from clipless.privacy.enforced._enforcement import ThresholdEnforcement
-from clipless.privacy.enforced._inputs import InputSpec, call, main_output
+from clipless.privacy.enforced._inputs import InputSpec, call
 from clipless.privacy.enforced._report import EnforcedReport, bounded_parameters
 from clipless.privacy.enforced._start import notes_of, proved_report, thresholds_of
 from clipless.privacy.enforced._thresholds import EnforcedThresholds
@@ -38,6 +38,7 @@ from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.step import _checks as checks
 from clipless.privacy.step._enforcement import Enforcement
 from clipless.privacy.step._noise import Outcomes
+from clipless.privacy.step._output_guard import main_output
 from clipless.privacy.step._projection import ModelGuard
 from clipless.privacy.step._row_trial import RowTrial
 from clipless.privacy.step._state import Gradients, StepBook, budget_meter
@@ -124,13 +125,10 @@ class StepParts:
         self._hold_to(self.thresholds.applied(self.plan), report)
 
     def move_thresholds(self) -> None:
-        """Move thresholds that follow a quantile, given the counts with their noise."""
-        if self.thresholds is not None:
-            if self.thresholds.follows:
-                self.thresholds.move(self.group.counts, self.plan)
-                self.hold_to_thresholds()
-        elif isinstance(self._followers, QuantileThresholds):
-            self._followers.move(self.group.counts)
+        """Move the thresholds of enforced bounds, given the counts with their noise."""
+        if self.thresholds is not None and self.thresholds.follows:
+            self.thresholds.move(self.group.counts, self.plan)
+            self.hold_to_thresholds()
 
     def hold_to_thresholds(self) -> None:
         """Hold every gradient to the thresholds as they are now, and scale noise by them."""

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from clipless.accounting import FullBatch
 from clipless.common import not_set_error
-from clipless.privacy.enforced._inputs import InputSpec, main_output, with_main_output
+from clipless.privacy._quantile_thresholds import QuantileThresholds
+from clipless.privacy.enforced._inputs import InputSpec
 from clipless.privacy.enforced._report import EnforcedReport
 from clipless.privacy.sampling._batches import StepSample
 from clipless.privacy.step import _checks as checks
@@ -32,7 +33,9 @@ from clipless.privacy.step._output_guard import (
     call_of,
     detach_output,
     loss_with_cotangents,
+    main_output,
     public_mean,
+    with_main_output,
 )
 from clipless.privacy.step._parts import StepParts
 from clipless.privacy.step._state import (
@@ -314,5 +317,8 @@ class PrivateStep(StepParts):
         released weights alone, and thresholds at released counts: both are post-processing.
         """
         self._guard.project()
-        self.move_thresholds()
+        if isinstance(self._followers, QuantileThresholds):
+            self._followers.move(self.group.counts)
+        elif self._followers is not None:
+            self.move_thresholds()
         self.steps_taken += 1
