@@ -2,7 +2,7 @@
 
 An encoder (4 layers of width 128, 64 tokens) made of torch's own layers, trained in full. Private
 and plain steps alternate in one process, so that whatever else the machine does hits both alike;
-the figures are medians. The private step has exact norms, thresholds that follow quantiles, and noise.
+the figures are medians. The private step has exact norms, thresholds that follow quantiles, noise.
 
     python benchmarks/enforced_transformer.py [--batch 32] [--steps 10]
 """
