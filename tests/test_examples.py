@@ -14,6 +14,8 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
     [
         (["tabular.py", "--rows", "800"], "accuracy 0."),
         (["by_name.py", "--epochs", "2"], "test accuracy"),
+        (["any_resnet.py", "--steps", "4"], "test accuracy"),
+        (["any_transformer.py", "--steps", "4", "--adapter"], "test accuracy"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -1,7 +1,7 @@
 """Backpropagation for bounds: the rule table, the walk over a traced model, the report."""
 
 from clipless.bounds._clipping import clip_products
-from clipless.bounds._refusal import hooks_of
+from clipless.bounds._refusal import hooks_of, refuse_global_hooks
 from clipless.bounds._report import NodeBound, ParameterBound, SensitivityReport
 from clipless.bounds._rule import (
     Bound,
@@ -25,6 +25,15 @@ from clipless.bounds._shapes import TracedModel
 from clipless.bounds._structure import ModelSnapshot
 from clipless.bounds._trace import check_rules, unsupported_operations
 from clipless.bounds._trial_run import TRIAL_RUN, seed_generators
+from clipless.bounds.rows import (
+    RowCall,
+    Rows,
+    RowTrace,
+    register_rows,
+    trace_rows,
+    unregister_rows,
+    without_shortcuts,
+)
 from clipless.bounds.rules import RULE_FILES as RULE_FILES
 from clipless.bounds.rules import weight_product
 
@@ -48,6 +57,7 @@ __all__ = [
     "check_rules",
     "unsupported_operations",
     "find_rule",
+    "refuse_global_hooks",
     "hooks_of",
     "input_shapes",
     "TRIAL_RUN",
@@ -55,4 +65,11 @@ __all__ = [
     "seed_generators",
     "traced_model",
     "unwrap_module",
+    "register_rows",
+    "unregister_rows",
+    "Rows",
+    "RowCall",
+    "RowTrace",
+    "trace_rows",
+    "without_shortcuts",
 ]

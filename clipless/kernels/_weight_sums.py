@@ -26,6 +26,9 @@ SUM_SLACK = 2.0**-11
 _TERMS_AT_ONCE = 4096
 """So many squared rows times positions are in a part: 2 * 4096 * 2^-24 is `SUM_SLACK`."""
 
+_MOST_POSITIONS = 2 * _TERMS_AT_ONCE
+"""Convolutions over more positions are summed in float64 altogether."""
+
 ConvolutionGeometry = tuple[list[int], list[int], list[int], int]
 """Stride, padding and dilation of a convolution, and its groups."""
 
@@ -51,14 +54,15 @@ def rows_at_once(positions: int) -> int:
     return max(1, math.isqrt(_TERMS_AT_ONCE // max(1, positions)))
 
 
-def sum_slack(*, positions: int, rows: int) -> float:
+def sum_slack(*, positions: int | None, rows: int) -> float:
     """Return what rounding may add to one example's part of a sum, relative to its bound.
 
-    `positions`: the most terms that one row has in an entry; `rows`: the most rows of a step. The
-    last term is the float64 sum of the parts, which are as many as the rows at most.
+    `positions`: the most terms that one row has in an entry, None if that is not known; `rows`: the
+    most rows of a step. The last term is the float64 sum of the parts.
     """
-    at_once = rows_at_once(positions)
-    own = 2 * at_once**2 * positions if at_once > 1 else positions
+    at_once = 1 if positions is None else rows_at_once(positions)
+    own = 2 * at_once**2 * positions if positions and at_once > 1 else positions or _MOST_POSITIONS
+    own = min(own, _MOST_POSITIONS)  # longer ones are summed in float64, or in pieces
     return own * 2.0**-24 * 1.001 + rows * (rows / at_once + 2) * 2.0**-52
 
 
@@ -139,7 +143,10 @@ def _convolution_weight(
     cotangent, x = _with_factors(cotangent, x, factors, in_place)
     if x.device.type != "cpu" or not len(x):
         return _kernel_gradient(cotangent, x, kernel, *geometry).to(torch.float64)
-    at_once = rows_at_once(cotangent.shape[2:].numel())
+    positions = cotangent.shape[2:].numel()
+    if positions > _MOST_POSITIONS:
+        cotangent, x, kernel = cotangent.double(), x.double(), kernel.double()
+    at_once = rows_at_once(positions)
     return _added(
         _kernel_gradient(g, y, kernel, *geometry)
         for g, y in zip(cotangent.split(at_once), x.split(at_once), strict=True)

@@ -17,6 +17,7 @@ from clipless.accounting import (
     steps_for,
 )
 from clipless.ledger import Budget, Ledger
+from clipless.privacy._bounds_options import ProvedBounds
 from clipless.privacy._defaults import SamplingName, example_shape, named_sampling, relation_for
 from clipless.privacy._engine import PrivacyEngine
 from clipless.privacy._noise import GaussianNoise, noise_names
@@ -30,6 +31,8 @@ from clipless.privacy._report import (
     describe_sampling,
     guarantee_in_words,
 )
+from clipless.privacy.enforced._options import BoundsChoice, EnforcedBounds
+from clipless.privacy.enforced._validate import ParameterAnswer, ValidationReport, validate
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.sampling._samplers import (
@@ -47,6 +50,12 @@ __all__ = [
     "PrivacyEngine",
     "IndexSampler",
     "PrivacyOptions",
+    "BoundsChoice",
+    "ProvedBounds",
+    "EnforcedBounds",
+    "validate",
+    "ValidationReport",
+    "ParameterAnswer",
     "BatchOptions",
     "Plan",
     "PrivacyReport",

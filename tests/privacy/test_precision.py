@@ -65,7 +65,7 @@ def test_slack_in_closed_form():
 
 @pytest.mark.parametrize("size", [4, 16, 64, 100])
 def test_the_slack_of_sums_follows_from_positions_and_rows(size):
-    """The formula of docs/arithmetic.md; one row of more than 8,192 positions rounds by more."""
+    """The formula of docs/arithmetic.md; a part has as many rows as its rounding allows."""
     model = nn.Sequential(
         lip.BoundedInput(1.0), lip.SpectralConv2d(1, 2, 3, padding="same"), nn.Flatten(),
         lip.SpectralLinear(2 * size**2, 2),

@@ -7,7 +7,9 @@ clipped to its limit and handed to the session, which alone runs the rest of the
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -205,3 +207,32 @@ def _check_scale(scale: Tensor, call: ForwardCall) -> None:
             "instead, use micro_batch_size for batches larger than memory, and pass a "
             "gradient scaler as grad_scaler= to make_private."
         )
+
+
+def main_output(output: Any) -> Any:
+    """The tensor for the criterion: the output itself, or the `logits` of a model's output."""
+    logits = getattr(output, "logits", None)
+    return logits if isinstance(logits, Tensor) and not isinstance(output, Tensor) else output
+
+
+def with_main_output(output: Any, seen: Tensor) -> Any:
+    """Return a model's output as everybody sees it: `seen` in its place, all else without graph."""
+    if isinstance(output, Tensor):
+        return seen
+    other = copy.copy(output)
+    if isinstance(other, MutableMapping):
+        for key, value in output.items():
+            other[key] = seen if value is output.logits else _detached(value)
+    else:
+        for key, value in vars(output).items():
+            setattr(other, key, _detached(value))
+        other.logits = seen
+    return other
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if type(value) in (tuple, list):
+        return type(value)(map(_detached, value))
+    return value

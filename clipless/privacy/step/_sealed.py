@@ -61,6 +61,7 @@ class Deliveries:
             for place, gradient in gradients.items():
                 if gradient is not None and self._sums is not None:
                     known = self._sums.get(place)
+                    gradient = gradient.to(torch.float64)
                     self._sums[place] = gradient if known is None else known + gradient
 
 
