@@ -182,9 +182,7 @@ def _of_constant_number(batches: BatchOptions) -> BatchOptions:
     return replace(batches, pad=True)
 
 
-def _planned_steps(
-    trainer: Any, sampling: str | Sampling, loader: DataLoader[Any]
-) -> int | None:
+def _planned_steps(trainer: Any, sampling: str | Sampling, loader: DataLoader[Any]) -> int | None:
     """Return how many steps the trainer will take, or None if it has no end."""
     size = len(loader.dataset)  # type: ignore[arg-type]
     if isinstance(sampling, str):

@@ -53,7 +53,7 @@ class WithheldGradient(Tensor):
             "noise goes into optimizer.register_step_pre_hook, after make_private."
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> Any:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return "WithheldGradient()"
 
 
