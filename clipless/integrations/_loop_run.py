@@ -137,7 +137,7 @@ class LoopRun:
 
 
 class StepBatches:
-    """The batches of a private loader, without its state: that is saved with the engine's."""
+    """The batches of a private loader, whose state is saved with the engine's and nowhere else."""
 
     def __init__(self, loader: PrivateLoader) -> None:
         self._loader = loader
@@ -147,6 +147,13 @@ class StepBatches:
 
     def __len__(self) -> int:
         return len(self._loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the engine's state says which samples come next."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: the loader is where the engine's state was."""
 
 
 def several_batches(loader: DataLoader[Any], count: int) -> DataLoader[Any]:

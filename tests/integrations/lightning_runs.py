@@ -93,15 +93,15 @@ def same(first, second):
     return first.keys() == second.keys() and all(first[k].equal(second[k]) for k in first)
 
 
-def plain_loop(*, steps, batch_size=BATCH, options=PrivacyOptions()):
+def plain_loop(*, steps, options=PrivacyOptions(), noise_multiplier=1.0):
     """Return the weights of the same training, written by hand."""
     module = Classifier()
     configured = module.configure_optimizers()
     optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
     engine = PrivacyEngine(insecure_seed=0)
     _, _, private = engine.make_private(
-        module=module.network, optimizer=optimizer, data_loader=loader(batch_size),
-        criterion=module.criterion, noise_multiplier=1.0, options=options,
+        module=module.network, optimizer=optimizer, data_loader=loader(),
+        criterion=module.criterion, noise_multiplier=noise_multiplier, options=options,
     )  # fmt: skip
     taken = 0
     while taken < steps:
