@@ -64,9 +64,10 @@ def _objections(args: Any, further: Mapping[str, Any]) -> Iterator[str]:
             "examples would be sampled by their length or in order. Amplification holds for "
             "samples that are drawn by chance alone: leave the sampling strategy as it is."
         )
-    if args.push_to_hub and "checkpoint" in str(args.hub_strategy):
+    hub = str(getattr(args.hub_strategy, "value", args.hub_strategy))
+    if args.push_to_hub and "checkpoint" in hub:
         yield (
-            f"hub_strategy={str(args.hub_strategy)!r} would publish checkpoints, which hold the "
+            f"hub_strategy={hub!r} would publish checkpoints, which hold the "
             "state of the noise. Use 'end' or 'every_save'."
         )
 
