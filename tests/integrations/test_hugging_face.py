@@ -126,7 +126,7 @@ def test_a_checkpoint_without_a_run_or_without_its_ledger(tmp_path):
     place = tmp_path / "checkpoint-5"
     ledger = tmp_path / "clipless-ledger.jsonl"
     ledger.rename(tmp_path / "kept.jsonl")
-    with pytest.raises(PrivacyError, match="its ledger at .* which is not there"):
+    with pytest.raises(PrivacyError, match=r"its ledger at .* which is not there"):
         trainer(tmp_path).train(resume_from_checkpoint=str(place))
     (tmp_path / "kept.jsonl").rename(ledger)
     (place / "clipless.json").unlink()
@@ -220,7 +220,7 @@ def test_overridden_methods_release_nothing(tmp_path, kind, words):
 def test_streams_trials_and_two_places_for_micro_batches(tmp_path):
     with pytest.raises(PrivacyError, match="is a stream"):
         trainer(tmp_path, max_steps=3, extra={"train_dataset": Stream()}).train()
-    with pytest.raises(PrivacyError, match="clipless.sweeps"):
+    with pytest.raises(PrivacyError, match=r"clipless\.sweeps"):
         trainer(tmp_path).train(trial={"learning_rate": 0.1})
     with pytest.raises(PrivacyError, match="nothing is private yet"):
         _ = trainer(tmp_path).engine

@@ -279,7 +279,7 @@ def test_a_second_loss_is_refused():
 def test_a_module_that_would_void_the_proof(module, words):
     own, module = callback(), module()
     before = weights(module)
-    with pytest.raises(Exception, match=words):  # noqa: PT011 (an UnsupportedOperationError too)
+    with pytest.raises(Exception, match=words):
         fit(own, module)
     if module.__class__ is not OldBatch:
         assert same(before, weights(module))
@@ -303,7 +303,7 @@ def test_a_trainer_that_would_void_the_proof(settings, words):
 
 
 def test_a_strategy_that_averages_gradients():
-    with pytest.raises(Exception, match="PrivateStrategy"):  # noqa: PT011 (from the other process)
+    with pytest.raises(Exception, match="PrivateStrategy"):
         fit(callback(), strategy="ddp_fork")
 
 
