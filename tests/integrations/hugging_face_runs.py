@@ -74,7 +74,7 @@ def plain_loop(*, micro_batch_size=None):
     while taken < STEPS:
         for x, y in private:
             criterion(model.network(x), y).backward()
-            if private.current.is_last:
+            if private.current is not None and private.current.is_last:
                 optimizer.step()
                 scheduler.step()
                 taken += 1

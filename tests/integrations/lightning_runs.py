@@ -78,11 +78,11 @@ def trainer(own, **given):
     settings = {
         "max_epochs": 2, "accelerator": "cpu", "devices": 1, "logger": False,
         "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
-        "callbacks": [],
     }  # fmt: skip
-    settings |= given
-    settings["callbacks"] = [*([] if own is None else [own]), *settings["callbacks"]]
-    return lightning.Trainer(**settings)
+    others = given.pop("callbacks", [])
+    return lightning.Trainer(
+        **settings | given, callbacks=[*([] if own is None else [own]), *others]
+    )  # fmt: skip
 
 
 def weights(module):
@@ -107,7 +107,7 @@ def plain_loop(*, steps, options=PrivacyOptions(), noise_multiplier=1.0):
     while taken < steps:
         for x, y in private:
             module.criterion(module.network(x), y).backward()
-            if private.current.is_last:
+            if private.current is not None and private.current.is_last:
                 optimizer.step()
                 scheduler.step()
                 taken += 1
