@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from clipless import data as sets
 from clipless import losses, to_torch
 from clipless import nn as lip
+from clipless.privacy import ProvedBounds
 from clipless.training import Callback, LayerAdam, Trainer, TrainingOptions
 
 EPSILON, DELTA, BATCH, EPOCHS, EXAMPLES = 3.0, 1e-5, 1000, 8, 10_000
@@ -85,7 +86,7 @@ def _clipless(model, train, device):
         target_delta=DELTA,
         batch_size=BATCH,
         epochs=EPOCHS,
-        product_clip=PRODUCT_CLIP,
+        bounds=ProvedBounds(product_clip=PRODUCT_CLIP),
         training=TrainingOptions(
             average=0.95,
             optimizer=lambda parameters: LayerAdam(parameters, lr=LEARNING_RATE),

@@ -22,7 +22,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 from clipless import losses, models
-from clipless.privacy import PrivacyOptions
+from clipless.privacy import PrivacyOptions, ProvedBounds
 from clipless.training import FitResult, LayerAdam, Trainer, TrainingOptions
 
 PUBLIC = 5  # the digits below it
@@ -90,10 +90,11 @@ def train_head(
         target_epsilon=options.epsilon,
         batch_size=len(train[0]),
         steps=60 if options.quick else 300,
-        product_clip=0.5,
+        bounds=ProvedBounds(product_clip=0.5),
         options=PrivacyOptions(sampling="full_batch"),
         training=TrainingOptions(
-            optimizer=lambda parameters: LayerAdam(parameters, lr=0.02), average=0.9
+            optimizer=lambda parameters: LayerAdam(parameters, lr=0.02),
+            average=0.9,
         ),
     )
     result = trainer.fit(train)

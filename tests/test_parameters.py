@@ -126,9 +126,9 @@ def test_a_keyword_at_the_wrong_place_is_told_where_it_goes():
 
 
 def test_an_option_is_given_once():
-    given = PrivacyOptions(precision="bfloat16", sampling="full_batch", epochs=2)
-    with pytest.raises(ValueError, match="precision is given twice"):
-        Run(precision="float32", options=given)
+    given = PrivacyOptions(bounds="none", sampling="full_batch", epochs=2)
+    with pytest.raises(ValueError, match="bounds is given twice"):
+        Run(bounds="proved", options=given)
     with pytest.raises(ValueError, match="epochs is given twice"):
         Run(target_epsilon=3.0, epochs=2, options=given)
     with pytest.raises(ValueError, match="steps is given twice"):
@@ -149,4 +149,4 @@ def test_arguments_and_options_make_the_same_plan():
 
 def test_weights_stay_constrained_where_noise_is_found():
     with pytest.raises(ValueError, match="noise_multiplier=0"):
-        Run(target_epsilon=3.0, steps=5, projection=False)
+        Run(target_epsilon=3.0, steps=5, bounds="none")

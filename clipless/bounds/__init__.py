@@ -25,6 +25,15 @@ from clipless.bounds._shapes import TracedModel
 from clipless.bounds._structure import ModelSnapshot
 from clipless.bounds._trace import check_rules, unsupported_operations
 from clipless.bounds._trial_run import is_trial_run, seed_generators
+from clipless.bounds.rows import (
+    RowCall,
+    Rows,
+    RowTrace,
+    register_rows,
+    trace_rows,
+    unregister_rows,
+    without_shortcuts,
+)
 from clipless.bounds.rules import RULE_FILES as RULE_FILES
 from clipless.bounds.rules import weight_product
 
@@ -56,4 +65,11 @@ __all__ = [
     "seed_generators",
     "traced_model",
     "unwrap_module",
+    "register_rows",
+    "unregister_rows",
+    "Rows",
+    "RowCall",
+    "RowTrace",
+    "trace_rows",
+    "without_shortcuts",
 ]

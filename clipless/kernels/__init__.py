@@ -24,6 +24,13 @@ from clipless.kernels.compilation._cuda_graphs import (
     data_pointers,
     is_close,
 )
+from clipless.kernels.enforced._norms import Threshold
+from clipless.kernels.enforced._products import enforced_convolution, enforced_linear
+from clipless.kernels.enforced._small import (
+    enforced_copies,
+    enforced_embedding,
+    enforced_scale_shift,
+)
 from clipless.kernels.layers._norms import euclidean_norms
 from clipless.kernels.layers._row_scaling import make_finite_and_bounded, scale_into_ball
 from clipless.kernels.layers._sorting import sort_pairs
@@ -32,6 +39,12 @@ from clipless.kernels.layers._window_norms import GlobalNorms, WindowNorms, safe
 __all__: list[str] = [
     "TRACING_LOCK",
     "LimitKind",
+    "Threshold",
+    "enforced_linear",
+    "enforced_convolution",
+    "enforced_embedding",
+    "enforced_scale_shift",
+    "enforced_copies",
     "CompiledFunction",
     "ExceedanceCount",
     "ConvolutionGeometry",

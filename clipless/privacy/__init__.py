@@ -18,6 +18,7 @@ from clipless.accounting import (
     steps_for,
 )
 from clipless.ledger import Budget, Ledger
+from clipless.privacy._bounds_options import ProvedBounds
 from clipless.privacy._defaults import SamplingName, example_shape, named_sampling, relation_for
 from clipless.privacy._engine import PrivacyEngine
 from clipless.privacy._noise import GaussianNoise
@@ -31,6 +32,7 @@ from clipless.privacy._report import (
     describe_sampling,
     guarantee_in_words,
 )
+from clipless.privacy.enforced._options import BoundsChoice, EnforcedBounds
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.sampling._samplers import (
@@ -48,6 +50,9 @@ __all__ = [
     "PrivacyEngine",
     "IndexSampler",
     "PrivacyOptions",
+    "BoundsChoice",
+    "ProvedBounds",
+    "EnforcedBounds",
     "BatchOptions",
     "Plan",
     "PrivacyReport",

@@ -23,11 +23,11 @@ from clipless.privacy._defaults import SamplingName
 from clipless.privacy._engine_start import start_session
 from clipless.privacy._options import PrivacyOptions, merge_arguments
 from clipless.privacy._plan import Plan
-from clipless.privacy._precision import Precision
 from clipless.privacy._preparation import PrivacyTarget
 from clipless.privacy._quantile_thresholds import initial_quantile_thresholds, quantile_thresholds
 from clipless.privacy._report import PrivacyReport
 from clipless.privacy._resume import begin_run, run_state
+from clipless.privacy.enforced._options import BoundsChoice
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.step._checks import check_criterion
 from clipless.privacy.step._session import TrainingSession
@@ -101,7 +101,7 @@ class PrivacyEngine:
         target_epsilon: float | None = None,
         target_delta: float | None = None,
         sampling: SamplingName | Sampling | None = None,
-        precision: Precision | None = None,
+        bounds: BoundsChoice | None = None,
         compile: bool | str | None = None,
         resume_from: Mapping[str, Any] | None = None,
         options: PrivacyOptions = PrivacyOptions(),
@@ -113,20 +113,21 @@ class PrivacyEngine:
         before each step and projects the weights after it. Only the loader is new.
 
         Args:
-            module: a model that `clipless.sensitivity` accepts, beginning with an input guard.
+            module: a model that `clipless.sensitivity` accepts, beginning with an input guard; with
+                `bounds="enforced"` any model whose examples stay apart, as it is.
             optimizer: any `torch.optim` optimizer over the model's trainable parameters.
             data_loader: its batch size is the expected batch size; or a `PrivateLoader`.
             criterion: a loss of `clipless.losses`.
             noise_multiplier: noise over sensitivity of one step, all parameters together.
             target_epsilon: steps beyond it are refused; by default nothing is.
             target_delta: by default 0.1/N, rounded down (`default_delta`); below 1/N in any case.
-            sampling, precision, compile: as in `PrivacyOptions`, for which they stand.
+            sampling, bounds, compile: as in `PrivacyOptions`, for which they stand.
             resume_from: the `state_dict` of an engine whose run this one continues, in this or
                 another process, on the same ledger. Another plan is refused, with the difference.
                 Give model and optimizer the weights and states they had then.
             options: everything else, such as micro-batches, augmentation and planned steps.
         """
-        given = {"sampling": sampling, "precision": precision, "compile": compile}
+        given = {"sampling": sampling, "bounds": bounds, "compile": compile}
         goal = PrivacyTarget(
             noise_multiplier=noise_multiplier,
             target_epsilon=target_epsilon,
@@ -147,7 +148,7 @@ class PrivacyEngine:
         target_delta: float | None = None,
         epochs: float | None = None,
         sampling: SamplingName | Sampling | None = None,
-        precision: Precision | None = None,
+        bounds: BoundsChoice | None = None,
         compile: bool | str | None = None,
         resume_from: Mapping[str, Any] | None = None,
         options: PrivacyOptions = PrivacyOptions(),
@@ -163,11 +164,11 @@ class PrivacyEngine:
             resume_from: as for `make_private`; the noise is that of the run which is continued.
         """
         given = {"epochs": epochs, "sampling": sampling}
-        chosen = merge_arguments(options, given | {"precision": precision, "compile": compile})
+        chosen = merge_arguments(options, given | {"bounds": bounds, "compile": compile})
         if (chosen.epochs is None) == (chosen.steps is None):
             raise ValueError("give either epochs or steps (options=PrivacyOptions(steps=...))")
-        if not chosen.projection:
-            raise ValueError("projection=False is for make_private with noise_multiplier=0")
+        if chosen.bounds == "none":
+            raise ValueError("bounds='none' is for make_private with noise_multiplier=0")
         goal = PrivacyTarget(
             noise_multiplier=None, target_epsilon=target_epsilon, target_delta=target_delta
         )
@@ -326,6 +327,7 @@ class PrivacyEngine:
             plan=session.plan,
             ledger=session.ledger.path,
             insecure=session.ledger.insecure,
+            notes=session.notes,
         )
 
     @staticmethod

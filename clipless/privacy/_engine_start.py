@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from clipless.bounds import unwrap_module
 from clipless.distributed import SingleProcess, gathered_parameters, processes_present
 from clipless.losses import Loss
 from clipless.privacy._agreement import agree_on_plan, begin_together, form_group
+from clipless.privacy._bounds_options import ProvedBounds, products_clipped
+from clipless.privacy._defaults import example_shape
 from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._preparation import OpenLedger, PrivacyTarget, prepare
@@ -45,7 +48,14 @@ def start_session(
             "replay": options.replay, "compiled": bool(options.compile),
         },
     )  # fmt: skip
-    with gathered_parameters(unwrap_module(module)):
+    clipped = ExitStack()  # undone if what follows fails
+    with clipped, gathered_parameters(unwrap_module(module)):
+        if isinstance(options.bounds, ProvedBounds):
+            dataset = getattr(data_loader, "dataset", ())
+            shape = options.input_shape or example_shape(dataset)
+            clipped.enter_context(
+                products_clipped(module, options.bounds, loss=criterion, input_shape=shape)
+            )
         plan, loader, shape, report = prepare(
             module=module,
             optimizer=optimizer,
@@ -72,7 +82,7 @@ def start_session(
             noise=GaussianNoise(insecure_seed=derived_seed(group.noise_stream)),
             input_shape=shape,
             report=report,
-            projection=options.projection,
+            projection=options.bounds != "none",
             grad_scaler=options.grad_scaler,
             group=group,
         )

@@ -12,6 +12,7 @@ from clipless.common import names_moved_arguments
 from clipless.privacy._defaults import SamplingName
 from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._precision import Precision
+from clipless.privacy.enforced._options import BoundsChoice
 from clipless.privacy.sampling._batch_options import BatchOptions
 
 
@@ -20,7 +21,7 @@ from clipless.privacy.sampling._batch_options import BatchOptions
 class PrivacyOptions:
     """Options of `PrivacyEngine.make_private`, `make_private_with_epsilon` and `Trainer`.
 
-    Some of these fields are also arguments of those functions (`epochs`, `sampling`, `precision`,
+    Some of these fields are also arguments of those functions (`epochs`, `sampling`, `bounds`,
     `compile`): give each in one of the two places; a value in both is refused.
 
     Args:
@@ -42,8 +43,10 @@ class PrivacyOptions:
             backend or the one named here; see `PrivacyEngine.compile`.
         input_shape: shape of one example; by default that of the first one.
         grad_scaler: the `torch.amp.GradScaler` in use, if any.
-        projection: leave weights unconstrained with `False`, which voids the bounds and is
-            allowed without noise only, for comparisons.
+        bounds: `"proved"` from the architecture of a Lipschitz network (`ProvedBounds` clips
+            below them); `"enforced"` by the backward pass of every layer, in any network whose
+            examples stay apart (with settings: `EnforcedBounds`); or `"none"`, with weights left
+            unconstrained, which is allowed without noise only, for comparisons.
         replay: repeat the steps that followed `resume_from`, with the same samples and noise,
             as far as the ledger has digests of what they released. One that comes out bit for
             bit as it did is not counted again. At the first one that does not, and after the
@@ -66,7 +69,7 @@ class PrivacyOptions:
     compile: bool | str = False
     input_shape: Shape | None = None
     grad_scaler: Any = None
-    projection: bool = True
+    bounds: BoundsChoice = "proved"
     replay: bool = True
 
 

@@ -39,6 +39,9 @@ from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._plan import Plan, arithmetic_slack, planned_parameters
 from clipless.privacy._quantile_thresholds import planned_queries
 from clipless.privacy._resume import plan_to_resume, require_same_plan
+from clipless.privacy.enforced._options import enforced_bounds
+from clipless.privacy.enforced._report import EnforcedReport
+from clipless.privacy.enforced._start import enforced_plan, thresholds_of
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.sampling._wrapping import check_wrappable
@@ -75,9 +78,16 @@ def prepare(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise PrivacyError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
     loader = _private_loader(data_loader, options, sampling_seed)
-    given = options.input_shape
-    shape = given if given is not None else example_shape(loader.dataset)
-    report = sensitivity(module, loss=criterion, input_shape=shape)
+    settings = enforced_bounds(options.bounds)
+    shape: Shape = ()
+    if settings is None:
+        given = options.input_shape
+        shape = given if given is not None else example_shape(loader.dataset)
+    report = (
+        sensitivity(module, loss=criterion, input_shape=shape)
+        if settings is None
+        else enforced_plan(module, loader, criterion=criterion, settings=settings, options=options)
+    )
     _warn_of_unused(report)
     relation = relation_for(options.relation, loader.sampling)
     size = loader.sampling.dataset_size
@@ -121,6 +131,8 @@ def prepare(
     given_noise = options.noise
     strategy: NoiseStrategy = "per_layer" if isinstance(given_noise, Mapping) else given_noise
     weights = given_noise if isinstance(given_noise, Mapping) else None
+    if settings is not None and settings.follows and strategy == "per_layer" and weights is None:
+        weights = dict.fromkeys(report.gradient_bounds, 1.0)  # counts then get a small part
     plan = Plan(
         sampling=loader.sampling,
         relation=relation,
@@ -143,14 +155,17 @@ def prepare(
         target_epsilon=goal.target_epsilon,
         steps=steps,
     )
+    if isinstance(report, EnforcedReport):
+        plan = thresholds_of(unwrap_module(module), report, plan).applied(plan)
+        shape = report.input_shapes
     if not plan.parameters:
         raise PrivacyError("the model has no trainable parameters")
     # Fails now, and not at the first question, if this combination cannot be accounted for.
     epsilon([(plan.mechanism, 1)], delta, accountant=meter_accountant(accountant))
-    if not options.projection and plan.noise_multiplier != 0:
+    if options.bounds == "none" and plan.noise_multiplier != 0:
         raise PrivacyError(
             "without projection the weights leave their constraint sets and the bounds no "
-            "longer hold: projection=False needs noise_multiplier=0, which guarantees nothing."
+            "longer hold: bounds='none' needs noise_multiplier=0, which guarantees nothing."
         )
     if begun is not None:
         require_same_plan(begun, plan)

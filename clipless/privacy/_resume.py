@@ -68,6 +68,7 @@ def run_state(
         "sampler": session.loader.state_dict(),
         "noise": noise,
         "insecure_noise": session.noise.insecure,
+        "enforced": None if session.thresholds is None else session.thresholds.state_dict(),
         "spent": [
             (each.to_dict(), count)
             for each, count in session.ledger.spent_in_run(session.outcomes.run)
@@ -84,6 +85,9 @@ def begin_run(session: TrainingSession, state: Mapping[str, Any] | None, *, repl
         session.steps_taken = int(state["steps_taken"])
         session.set_noise_multiplier(state["noise_multiplier"])
         session.noise.insecure |= _was_insecure(state)
+        if session.thresholds is not None:
+            session.thresholds.load_state_dict(state.get("enforced") or {})
+            session.hold_to_thresholds()
         if replay:
             _load_noise(session, state)
     sampling = session.outcomes.begin(state, repeat=replay)

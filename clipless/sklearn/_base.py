@@ -25,6 +25,7 @@ from clipless.privacy import (
     Ledger,
     Mechanism,
     PrivacyOptions,
+    ProvedBounds,
     Relation,
     SamplingName,
     named_sampling,
@@ -237,7 +238,7 @@ class CliplessEstimator(BaseEstimator):
             target_delta=delta,
             batch_size=rule.batch_size,
             steps=rule.steps,
-            product_clip=rule.product_clip,
+            bounds=ProvedBounds(product_clip=rule.product_clip),
             options=PrivacyOptions(sampling=_sampling_name(rule)),
             training=TrainingOptions(
                 optimizer=lambda parameters: LayerAdam(parameters, lr=rule.learning_rate),

@@ -87,7 +87,7 @@ def warn_of_little_signal(plan: Plan, typical: dict[str, float]) -> None:
         f"{plan.steps} steps, for examples that all agree, and it takes well above 1. The largest "
         f"gradient bound is {widest.gradient_bound:.3g} ({widest.name}). Look where "
         "`clipless.sensitivity` finds it grow, use fewer or narrower layers, larger batches, more "
-        "steps, or clip (product_clip=0.1, clipless.nn.ClipGradient).",
+        "steps, or clip (bounds=ProvedBounds(product_clip=0.1), clipless.nn.ClipGradient).",
         LittleSignalWarning,
         stacklevel=6,
     )

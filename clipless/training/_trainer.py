@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data import DataLoader
 
-from clipless.bounds import clip_products
 from clipless.common import names_moved_arguments, not_set_error
-from clipless.distributed import gathered_parameters, rank_and_size, reshard
+from clipless.distributed import rank_and_size, reshard
 from clipless.losses import Loss
 from clipless.privacy import (
+    BoundsChoice,
+    EnforcedBounds,
     Ledger,
     PrivacyEngine,
     PrivacyOptions,
@@ -61,15 +62,16 @@ class Trainer:
     Without `run_dir`, a second `fit` is a new run on what is left of the same budget.
 
     Args:
-        model: a model that `clipless.sensitivity` accepts. It is trained in place.
+        model: a model that `clipless.sensitivity` accepts, or with `bounds="enforced"` any model
+            whose examples stay apart. It is trained in place.
         criterion: a loss of `clipless.losses`.
         target_epsilon: the budget, at `target_delta`: the least noise is found that keeps it.
         target_delta: by default 0.1/N, rounded down.
         noise_multiplier: train with this noise; with `target_epsilon`, until that is reached.
         batch_size: how many examples are in a batch, on average. Left out for a `DataLoader`.
         epochs, steps: how long to train, one of the two.
-        product_clip: clip weight gradients at this fraction of their bound (`clip_products`),
-            which lowers the noise by it.
+        bounds: `"proved"`, or `"enforced"` for any network: as in `PrivacyOptions`.
+            `ProvedBounds(product_clip=0.3)` clips weight gradients at a fraction of their bound.
         run_dir: the folder of the run: plan, ledger, checkpoints, metrics.
         options: of the guarantee: sampling, precision, augmentation and the like.
         training: of training: optimizer, checkpoints, callbacks and the like.
@@ -99,19 +101,21 @@ class Trainer:
         batch_size: int | None = None,
         epochs: float | None = None,
         steps: int | None = None,
-        product_clip: float | None = None,
+        bounds: BoundsChoice | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         options: PrivacyOptions = PrivacyOptions(),
         training: TrainingOptions = TrainingOptions(),
     ) -> None:
         if target_epsilon is None and noise_multiplier is None:
             raise ValueError("give target_epsilon, or noise_multiplier")
-        self._options = merge_arguments(options, {"epochs": epochs, "steps": steps})
+        self._options = merge_arguments(
+            options, {"epochs": epochs, "steps": steps, "bounds": bounds}
+        )
         if (self._options.epochs is None) == (self._options.steps is None):
             raise ValueError("give either epochs or steps")
         if training.ledger is not None and run_dir is not None:
             raise ValueError("give either a ledger or run_dir, which keeps its own")
-        self._product_clip, self._training = product_clip, training
+        self._training = training
         own_gpu = join_torchrun()
         place = training.device or own_gpu or next(model.parameters()).device
         self.device = torch.device(place)
@@ -241,19 +245,18 @@ class Trainer:
     def _make_private(
         self, data: DataLoader[Any], state: Mapping[str, Any] | None, replay: bool
     ) -> PrivateLoader:
-        if self._product_clip is not None:
-            shape = self._options.input_shape or example_shape(data.dataset)
-            with gathered_parameters(self.model):
-                clip_products(
-                    self.model, fraction=self._product_clip, loss=self.criterion, input_shape=shape
-                )
         shared: dict[str, Any] = {
             "module": self.model, "optimizer": self.optimizer, "data_loader": data,
             "criterion": self.criterion, "target_epsilon": self._target_epsilon,
             "target_delta": self._target_delta, "resume_from": state,
             "options": replace(self._options, replay=replay and self._options.replay),
         }  # fmt: skip
-        typical = None if state is not None else typical_gradients(
+        proves = (
+            state is None
+            and self._options.bounds != "enforced"
+            and not isinstance(self._options.bounds, EnforcedBounds)
+        )
+        typical = None if not proves else typical_gradients(
             self.model, self.criterion, self._options.input_shape or example_shape(data.dataset)
         )  # fmt: skip
         if self._noise_multiplier is None:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from clipless import PrivacyEngine
 from clipless.errors import PrivacyError
+from clipless.privacy import ProvedBounds
 from tests.distributed.group import outcomes, together
 from tests.distributed.runs import final_weights, largest_difference, private_run, whole, wrapped
 from tests.privacy.runs import Run, cnn, mlp
@@ -91,7 +92,8 @@ def fit_sharded(folder, wrapper, stop, options):
 
 
 def test_the_trainer_takes_sharded_models(tmp_path):
-    still = {"noise_multiplier": 0.0, "steps": 12, "product_clip": 0.5, "insecure_seed": 1}
+    bounds = ProvedBounds(product_clip=0.5)
+    still = {"noise_multiplier": 0.0, "steps": 12, "bounds": bounds, "insecure_seed": 1}
     ((alone, expected, measured),) = together(fit_sharded, 1, tmp_path / "1", "bare", None, still)
     for weights, result, found in together(fit_sharded, 2, tmp_path / "2", "fsdp", None, still):
         assert largest_difference(weights, alone) < 1e-5

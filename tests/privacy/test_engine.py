@@ -66,7 +66,7 @@ def test_without_noise_and_projection_it_is_plain_training_bit_for_bit(build):
     plain_model = copy.deepcopy(private_model)
     run = Run(
         private_model, data, losses.CrossEntropy(tau=3.0), batch_size=32, noise_multiplier=0.0,
-        projection=False,
+        bounds="none",
         optimizer=torch.optim.SGD(private_model.parameters(), lr=0.5, momentum=0.9),
     )  # fmt: skip
     criterion = losses.CrossEntropy(tau=3.0, reduction="none")

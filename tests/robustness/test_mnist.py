@@ -15,6 +15,7 @@ from torch import nn
 from clipless import losses
 from clipless import nn as lip
 from clipless.audit import TightnessCallback
+from clipless.privacy import ProvedBounds
 from clipless.robustness import (
     AttackOptions,
     attack_certificates,
@@ -66,7 +67,7 @@ def trained():
         target_delta=1e-5,
         batch_size=BATCH_SIZE,
         steps=STEPS,
-        product_clip=0.15,
+        bounds=ProvedBounds(product_clip=0.15),
         training=TrainingOptions(
             optimizer=lambda parameters: LayerAdam(parameters, lr=0.01),
             average=None,

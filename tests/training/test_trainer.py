@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from clipless import losses
 from clipless import nn as lip
 from clipless.errors import PrivacyError
-from clipless.privacy import epsilon
+from clipless.privacy import ProvedBounds, epsilon
 from clipless.training import Callback, LayerAdam, TensorBoardWriter, Trainer, WeightAverage
 from clipless.training._metrics import correct
 from clipless.training._progress import EpsilonGauge
@@ -378,8 +378,8 @@ def test_only_an_insecure_seed_makes_runs_equal_and_they_are_not_private():
     assert not same(runs[2], runs[3])
 
 
-def test_product_clipping_is_one_argument():
-    plain, clipped = trainer(), trainer(product_clip=0.2)
+def test_product_clipping_is_one_option():
+    plain, clipped = trainer(), trainer(bounds=ProvedBounds(product_clip=0.2))
     for each in (plain, clipped):
         each.fit(DATA)
     for before, after in zip(

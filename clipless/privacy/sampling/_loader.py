@@ -167,6 +167,10 @@ class PrivateLoader:
         """How examples are really drawn, any cut included: what the accountant must be told."""
         return self._sampler.sampling
 
+    def first_batch(self) -> Any:
+        """Return the batch of the first example, to see what batches look like."""
+        return self._source.first()
+
     @property
     def insecure(self) -> bool:
         """Whether somebody chose the seed: then nothing is private."""

@@ -72,7 +72,7 @@ class Enforcement:
 
     def adopt(self, report: SensitivityReport, plan: Plan) -> None:
         """Hold gradients to these bounds from the next forward pass on."""
-        room = (1 + plan.arithmetic_slack) * (1 - _margin(self._trainable[0].dtype, plan))
+        room = (1 + plan.arithmetic_slack) * (1 - norm_margin(self._trainable[0].dtype, plan))
         uses: defaultdict[nn.Module, list[GradientLimits]] = defaultdict(list)
         for node in report.nodes:
             if node.gradient_bounds:
@@ -308,5 +308,5 @@ def _refuse_other_ways(output: Tensor, ways: Sequence[Any]) -> None:
         waiting += [each for each, _ in node.next_functions]
 
 
-def _margin(dtype: torch.dtype, plan: Plan) -> float:
+def norm_margin(dtype: torch.dtype, plan: Plan) -> float:
     return 1e-10 if dtype == torch.float64 else _MARGIN[plan.precision]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clipless.bounds import is_trial_run
 from clipless.nn import ConstrainedModule
+from clipless.privacy.enforced._inputs import main_output
 from clipless.privacy.step import _refusals as refusals
 from clipless.privacy.step._checks import check_criterion_call
 from clipless.privacy.step._output_guard import call_of, plain_reduction, watch_output
@@ -39,9 +40,12 @@ class EagerHooks:
         session = self._session
         model, criterion, optimizer = session.model, session.criterion, session.optimizer
         hook = self._hook(model, self._before_forward, self._refuse_forward)
-        self._keep(model, model.register_forward_pre_hook(hook, prepend=session.group.hooks_first))
+        first = session.group.hooks_first
+        handle = model.register_forward_pre_hook(hook, prepend=first, with_kwargs=True)
+        self._keep(model, handle)
         hook = self._hook(model, self._after_forward)
-        self._keep(model, model.register_forward_hook(hook, always_call=True))
+        handle = model.register_forward_hook(hook, always_call=True, with_kwargs=True)
+        self._keep(model, handle)
         for module in model.modules():
             if module is not model and isinstance(module, ConstrainedModule):
                 hook = self._hook(module, self._inner_call, self._refuse_forward, inside=True)
@@ -84,11 +88,11 @@ class EagerHooks:
 
     # --- the stages ------------------------------------------------------------------------------
 
-    def _before_forward(self, model: nn.Module, inputs: Any) -> None:
-        self._session.before_forward(inputs)
+    def _before_forward(self, model: nn.Module, inputs: Any, named: Any) -> None:
+        self._session.before_forward(inputs, named=named)
 
-    def _after_forward(self, model: nn.Module, inputs: Any, output: Any) -> Tensor | None:
-        return self._session.after_forward(inputs, output)
+    def _after_forward(self, model: nn.Module, inputs: Any, named: Any, output: Any) -> Any:
+        return self._session.after_forward((*inputs, *named.values()), output)
 
     def _inner_call(self, module: nn.Module, inputs: Any) -> None:
         session = self._session
@@ -99,13 +103,14 @@ class EagerHooks:
 
     def _before_criterion(self, criterion: Any, arguments: Any) -> Any:
         if not torch.is_grad_enabled():
-            return None
+            return (main_output(arguments[0]), *arguments[1:]) if arguments else None
         check_criterion_call(criterion, arguments)
+        arguments = (main_output(arguments[0]), *arguments[1:])
         session, call = self._session, call_of(arguments[0])
         if call is not None and call.session is not session and call.session.criterion is criterion:
-            return None  # the output of another private model, which has a session of its own
+            return arguments  # the output of another private model, with a session of its own
         if call is None and not session.model.training:
-            return None
+            return arguments
         return (watch_output(session.before_criterion(arguments)), *arguments[1:])
 
     def _after_criterion(self, criterion: Any, arguments: Any, losses: Tensor) -> Tensor:
@@ -125,7 +130,7 @@ class EagerHooks:
 
     # --- when the session is over ----------------------------------------------------------------
 
-    def _refuse_forward(self, module: nn.Module, inputs: Any) -> None:
+    def _refuse_forward(self, module: nn.Module, inputs: Any, named: Any = None) -> None:
         if module.training and torch.is_grad_enabled():
             raise refusals.session_over("the model", self._session.over)
 

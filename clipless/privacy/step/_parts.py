@@ -19,6 +19,7 @@ from clipless.bounds import (
     prove_bounds,
     traced_model,
 )
+from clipless.common import not_set_error
 from clipless.distributed import ProcessGroup, gathered_parameters, without_sharding
 from clipless.errors import PrivacyError
 from clipless.ledger import Ledger
@@ -28,6 +29,11 @@ from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._plan import Plan, planned_parameters
 from clipless.privacy._precision import arithmetic_slack
 from clipless.privacy._quantile_thresholds import QuantileThresholds, planned_queries
+from clipless.privacy.enforced._enforcement import ThresholdEnforcement
+from clipless.privacy.enforced._inputs import InputSpec, call, main_output
+from clipless.privacy.enforced._report import EnforcedReport, bounded_parameters
+from clipless.privacy.enforced._start import notes_of, proved_report, thresholds_of
+from clipless.privacy.enforced._thresholds import EnforcedThresholds
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.step import _checks as checks
 from clipless.privacy.step._enforcement import Enforcement
@@ -71,15 +77,22 @@ class StepParts:
         self._book = StepBook(ledger, budget_meter(plan, ledger), last_step=loader.next_step - 1)
         self._gradients = Gradients(self._parameters, self._trainable)
         self.outcomes, self.trial = Outcomes(self), RowTrial(self)
+        self.thresholds: EnforcedThresholds | None = None
+        """The thresholds of enforced bounds; None where bounds are proved."""
         self.enforcement = Enforcement(model, self._trainable, sharded=group.sharded)
+        if isinstance(report, EnforcedReport):
+            self.thresholds = thresholds_of(model, report, plan)
+            self.enforcement = ThresholdEnforcement(
+                model, self._trainable, self.thresholds, report.settings.exact_norms
+            )
         self._guard = ModelGuard(
             model, self._trainable, precision=plan.precision, projection=projection, group=group
         )
         self._graph: TracedModel | None = None
         self._hold_to(plan, report)
-        self._followers = (
-            QuantileThresholds(model, report, plan.loss_divisor) if plan.queries else None
-        )  # fmt: skip
+        self._followers: QuantileThresholds | EnforcedThresholds | None = self.thresholds
+        if plan.queries and self.thresholds is None:
+            self._followers = QuantileThresholds(model, report, plan.loss_divisor)
         self._pass = contextlib.ExitStack()
         """What holds for as long as a forward pass runs."""
         self.inside_forward, self._thread = False, threading.current_thread()
@@ -87,8 +100,50 @@ class StepParts:
 
     def _hold_to(self, plan: Plan, report: SensitivityReport) -> None:
         """Scale noise by the bounds of a plan, and hold every gradient to them."""
-        self.plan = plan
+        self.plan, self.report = plan, report
         self.enforcement.adopt(report, plan)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a privacy report should say besides the plan."""
+        return notes_of(self.report)
+
+    def prove_again(self, spec: InputSpec) -> None:
+        """Prove that examples stay apart in a model that has changed, or on other inputs."""
+        report, thresholds = self.report, self.thresholds
+        if not isinstance(report, EnforcedReport) or thresholds is None:
+            raise not_set_error("enforced bounds")
+        report = proved_report(self.model, spec, self.criterion, report.settings)
+        check_same_parameters(self.model, report, self.plan, self._parameters, self._trainable)
+        self.thresholds = self._followers = thresholds.renewed(
+            bounded_parameters(self.model, report.proof, report.proved_bounds)
+        )
+        self.enforcement = ThresholdEnforcement(
+            self.model, self._trainable, self.thresholds, report.settings.exact_norms
+        )
+        self._hold_to(self.thresholds.applied(self.plan), report)
+
+    def move_thresholds(self) -> None:
+        """Move thresholds that follow a quantile, given the counts with their noise."""
+        if self.thresholds is not None:
+            if self.thresholds.follows:
+                self.thresholds.move(self.group.counts, self.plan)
+                self.hold_to_thresholds()
+        elif isinstance(self._followers, QuantileThresholds):
+            self._followers.move(self.group.counts)
+
+    def hold_to_thresholds(self) -> None:
+        """Hold every gradient to the thresholds as they are now, and scale noise by them."""
+        if self.thresholds is None:
+            raise not_set_error("enforced bounds")
+        self._hold_to(self.thresholds.applied(self.plan), self.report)
+
+    def run_eagerly(self, inputs: Sequence[Any]) -> Any:
+        """Run the model on the tensors of a batch, past its hooks, and return its main output."""
+        with self.casts():
+            if isinstance(self.report, EnforcedReport):
+                return main_output(call(self.model, self.report.proof.spec, inputs))
+            return self.model.forward(*inputs)
 
     def casts(self) -> contextlib.AbstractContextManager[object]:
         """Let the model compute in the precision of the plan."""
@@ -98,6 +153,11 @@ class StepParts:
 
     def _renew_bounds(self) -> None:
         """The model has changed since the plan was made: prove its bounds anew."""
+        if isinstance(self.report, EnforcedReport):
+            self.prove_again(self.report.proof.spec)
+            self._guard.accept()
+            self._guard.prepare()
+            return
         known = None if self._guard.changed(numbers=False) else self._graph
         self._graph, report, plan = renewed_bounds(
             self.model, self.criterion, self.plan, self._input_shapes, known,
@@ -139,6 +199,22 @@ def check_same_model(
     trainable: Sequence[Tensor],
 ) -> None:
     """Refuse changes that new bounds alone do not make good: other parameters, scales, queries."""
+    check_same_parameters(model, report, plan, parameters, trainable)
+    if planned_queries(model, report) != plan.queries:
+        raise PrivacyError(
+            "layers whose threshold follows a quantile were added or removed. Call "
+            "make_private again; the ledger goes on from what is spent."
+        )
+
+
+def check_same_parameters(
+    model: nn.Module,
+    report: SensitivityReport,
+    plan: Plan,
+    parameters: Mapping[str, Tensor],
+    trainable: Sequence[Tensor],
+) -> None:
+    """Refuse other parameters and scales than those of the plan."""
     now = dict(model.named_parameters())
     if [(n, id(p)) for n, p in now.items()] != [(n, id(p)) for n, p in parameters.items()]:
         raise PrivacyError(
@@ -160,10 +236,5 @@ def check_same_model(
             "the trainable parameters of the model are no longer those of the plan: layers "
             "were added, removed, frozen or unfrozen. Call make_private again; the ledger "
             "goes on from what is spent."
-        )
-    if planned_queries(model, report) != plan.queries:
-        raise PrivacyError(
-            "layers whose threshold follows a quantile were added or removed. Call "
-            "make_private again; the ledger goes on from what is spent."
         )
     checks.check_dtypes(trainable)

@@ -120,3 +120,21 @@ def loader_taken() -> PrivacyError:
         "sessions release is not counted for what it costs: make a loader for each, or call "
         "detach() on the engine of the first one. Nothing was changed."
     )
+
+
+def computed_input() -> PrivacyError:
+    """The model was called on something that can be trained."""
+    return PrivacyError(
+        "the model's input was computed by something that can be trained. Gradients end at the "
+        "model: make what comes before it a part of the model, or compute the input under "
+        "torch.no_grad()."
+    )
+
+
+def other_inputs(found: object, planned: object) -> PrivacyError:
+    """The model was called on other inputs than those that were traced."""
+    return PrivacyError(
+        f"the model was called on {found}, but examples were proved to stay apart on {planned}. "
+        "Give it the same arguments in every step, all of one shape: pad sequences to one length "
+        "that is public, and not to the longest of a batch, which one example decides."
+    )

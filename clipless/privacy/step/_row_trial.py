@@ -90,9 +90,7 @@ class RowTrial:
                 )
 
     def _eager(self, *inputs: Any) -> tuple[Tensor, None]:
-        session = self._session
-        with session.casts():
-            return session.model.forward(*inputs), None
+        return self._session.run_eagerly(inputs), None
 
     def _pass(
         self, inputs: Sequence[Any], run: Pass, row: int, *, alone: bool

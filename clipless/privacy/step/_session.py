@@ -115,6 +115,8 @@ class TrainingSession(PrivateStep):
         """Compile forward and backward pass, and on a GPU the criterion and the projection."""
         self.require_live()
         self.group.refuse_compiled()
+        if self.thresholds is not None:
+            raise PrivacyError("bounds='enforced' does not go with compile: layers run uncompiled")
         if self._book.progress is not None:
             raise PrivacyError("a step is under way: compile between steps")
         if self._guard.changed():

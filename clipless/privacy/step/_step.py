@@ -21,6 +21,8 @@ from torch import Tensor
 
 from clipless.accounting import FullBatch
 from clipless.common import not_set_error
+from clipless.privacy.enforced._inputs import InputSpec, main_output, with_main_output
+from clipless.privacy.enforced._report import EnforcedReport
 from clipless.privacy.sampling._batches import StepSample
 from clipless.privacy.step import _checks as checks
 from clipless.privacy.step import _refusals as refusals
@@ -71,7 +73,9 @@ class PrivateStep(StepParts):
 
     # --- 2. forward: the proved model, on examples that stay apart --------------------------------
 
-    def before_forward(self, inputs: Any, run: Callable[..., Any] | None = None) -> None:
+    def before_forward(
+        self, inputs: Any, run: Callable[..., Any] | None = None, named: Mapping[str, Any] = {}
+    ) -> None:
         """Prepare a forward pass; `run` is how it is run, unless by the model itself.
 
         Privacy: the bounds hold for this model, with weights in their constraint sets, on inputs of
@@ -85,7 +89,10 @@ class PrivateStep(StepParts):
             return
         training = self.model.training
         if training:
-            checks.check_inputs(inputs, self._input_shapes)
+            if isinstance(self.report, EnforcedReport):
+                inputs = self._tensors_of_call(self.report, inputs, named)
+            else:
+                checks.check_inputs(inputs, self._input_shapes)
             checks.check_precision(inputs, self.plan.precision)
             checks.check_global_hooks()
             self.group.check_forward()
@@ -102,9 +109,24 @@ class PrivateStep(StepParts):
                 self.enforcement.renew_leaves()
             self.enforcement.begin_pass(inputs)
 
-    def after_forward(
-        self, inputs: Any, output: Any, backward: BackwardPass | None = None
-    ) -> Tensor | None:
+    def _tensors_of_call(
+        self, report: EnforcedReport, inputs: Any, named: Mapping[str, Any]
+    ) -> list[Tensor]:
+        """The tensors that the model was called on; other ones than before are proved anew.
+
+        That is for the first call, which shows how the model is really called.
+        """
+        spec = InputSpec.of(inputs, named)
+        tensors = spec.tensors(inputs, named)
+        if any(each.grad_fn is not None for each in tensors):
+            raise refusals.computed_input()
+        if spec != report.proof.spec:
+            if self.steps_taken or self._book.progress is not None:
+                raise refusals.other_inputs(spec, report.proof.spec)
+            self.prove_again(spec)
+        return tensors
+
+    def after_forward(self, inputs: Any, output: Any, backward: BackwardPass | None = None) -> Any:
         """Return the output as everybody sees it: detached from the graph to the parameters.
 
         Privacy: what is not differentiated through the criterion cannot be differentiated at all.
@@ -114,13 +136,14 @@ class PrivateStep(StepParts):
         self._pass.close()
         if output is None or not torch.is_grad_enabled() or not self.model.training:
             return None
-        checks.check_output(output)
+        main = output if self.thresholds is None else main_output(output)
+        checks.check_output(main)
         sample = self.sample(inputs)
-        backward = backward or self.enforcement.backward_pass(output)
+        backward = backward or self.enforcement.backward_pass(main)
         call = ForwardCall(
-            session=self, output=output, backward=backward, sample=sample, plan=self.plan
+            session=self, output=main, backward=backward, sample=sample, plan=self.plan
         )
-        return detach_output(call)
+        return with_main_output(output, detach_output(call))
 
     def _runs_elsewhere(self) -> bool:
         """Whether another thread is in a forward pass, which has the model to itself."""
@@ -302,6 +325,5 @@ class PrivateStep(StepParts):
         released weights alone, and thresholds at released counts: both are post-processing.
         """
         self._guard.project()
-        if self._followers is not None:
-            self._followers.move(self.group.counts)
+        self.move_thresholds()
         self.steps_taken += 1

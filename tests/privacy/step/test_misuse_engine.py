@@ -255,9 +255,9 @@ def test_noise_changed_in_the_middle_of_a_step():
 
 
 def test_noise_without_projection():
-    with refused("projection=False needs noise_multiplier=0"):
-        Run(projection=False)
-    run = Run(projection=False, noise_multiplier=0.0)
+    with refused("bounds='none' needs noise_multiplier=0"):
+        Run(bounds="none")
+    run = Run(bounds="none", noise_multiplier=0.0)
     with refused("without projection"):
         run.engine.set_noise_multiplier(1.0)
 

@@ -1,0 +1,137 @@
+"""The table of rules about rows: for an operator, where the examples are in its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from clipless.bounds._refusal import innermost_own_line
+from clipless.bounds.rows._layout import Rows
+from clipless.errors import UnsupportedOperationError
+
+Layout = Rows | None
+RowRule = Callable[["RowCall"], Layout | Sequence[Layout]]
+"""Returns where the examples are in an operator's result, or in each of several; else refuses."""
+
+_RULES: dict[str, RowRule] = {}
+
+
+@dataclass(frozen=True)
+class RowCall:
+    """One call of an operator: what went in, what came out, and where the examples are."""
+
+    name: str
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    output: Any
+    batch: int
+    find: Callable[[Any], Layout]
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        """Return an argument, however it was given."""
+        return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
+
+    def rows(self, value: Any) -> Layout:
+        """Return where the examples are in an argument; None if it holds nothing of them."""
+        return self.find(value) if isinstance(value, Tensor) else None
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors among the arguments, those in lists too."""
+        found: list[Tensor] = []
+        for value in (*self.args, *self.kwargs.values()):
+            parts = value if isinstance(value, list | tuple) else (value,)
+            found += [each for each in parts if isinstance(each, Tensor)]
+        return found
+
+    def only(self, *allowed: Any) -> None:
+        """Refuse examples in any argument but these."""
+        kept = {id(each) for each in allowed}
+        if any(self.rows(each) is not None for each in self.tensors() if id(each) not in kept):
+            self.refuse("an argument that should be the same for all examples depends on them")
+
+    def agreed(self, layouts: Sequence[Layout]) -> Rows:
+        """Return the one place where the examples are in these, leaving out what has none."""
+        found = {each for each in layouts if each is not None}
+        if len(found) != 1:
+            self.refuse("examples on different axes of its arguments meet")
+        return found.pop()
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Refuse the model: examples would not stay apart."""
+        raise UnsupportedOperationError(f"{self.name}{_place()}: {reason}. {_ADVICE}")
+
+
+_ADVICE = (
+    "Under differential privacy each example must be computed from that example alone: reduce, "
+    "reshape and combine only the example's own axes."
+)
+
+
+def _place() -> str:
+    import sys
+
+    line = innermost_own_line(sys._getframe(1))
+    return f" ({line})" if line else ""
+
+
+def register_rows(*operators: Any) -> Callable[[RowRule], RowRule]:
+    """Register the rule of aten operators, by packet (`torch.ops.aten.mm`) or qualified name.
+
+    The rule gets a `RowCall` and returns `Rows(axis)` for its result, or one for each of several
+    results; None says that a result does not depend on any example. It is a claim that the operator
+    keeps examples apart, on which the guarantee then rests.
+
+    Example:
+        >>> @register_rows(torch.ops.aten.erfcx)
+        ... def entry_by_entry(call):
+        ...     return call.rows(call.args[0])
+        >>> unregister_rows(torch.ops.aten.erfcx)
+    """
+
+    def decorate(rule: RowRule) -> RowRule:
+        for operator in operators:
+            name = _name(operator)
+            if name in _RULES:
+                raise ValueError(f"{name} has a rule about its rows already")
+            _RULES[name] = rule
+        return rule
+
+    return decorate
+
+
+def unregister_rows(*operators: Any) -> None:
+    """Take the rules of operators out of the table."""
+    for operator in operators:
+        _RULES.pop(_name(operator), None)
+
+
+def rule_count() -> int:
+    """How many operators have a rule: a model is proved anew when the table has changed."""
+    return len(_RULES)
+
+
+def find_row_rule(operator: Any) -> RowRule:
+    """Return the rule of an operator, or refuse it by name."""
+    name = operator.overloadpacket._qualified_op_name.replace("::", ".")
+    rule = _RULES.get(name) or _RULES.get(name.removesuffix("_"))
+    if rule is None and torch.Tag.pointwise in operator.tags:
+        rule = _RULES["pointwise"]
+    if rule is None:
+        raise UnsupportedOperationError(
+            f"{name}{_place()}: there is no rule about its rows, so it is not known whether it "
+            "keeps examples apart. Compute this part without it, or, if its result for an example "
+            "depends on that example alone, say so:\n\n"
+            f"    @clipless.bounds.register_rows(torch.ops.{name})\n"
+            "    def my_rule(call):\n"
+            "        return call.rows(call.args[0])  # where the examples are in the result\n"
+        )
+    return rule
+
+
+def _name(operator: Any) -> str:
+    name = operator if isinstance(operator, str) else operator._qualified_op_name
+    return str(name).replace("::", ".")

@@ -1,0 +1,140 @@
+"""A run of a model in which the batch axis is followed through every operator that it executes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from clipless.bounds.rows._layout import Rows
+from clipless.bounds.rows._rule import Layout, RowCall, find_row_rule
+from clipless.errors import UnsupportedOperationError
+
+
+class RowTrace(TorchDispatchMode):
+    """Follows the examples of a batch while a model runs on it, or refuses what lets them meet.
+
+    It works on operators as they are executed, below autograd and below whatever Python code called
+    them: no `forward` is too dynamic for it. Conversions of an example's values to Python numbers,
+    on which a decision could rest, are refused.
+    """
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.batch = batch
+        self.operators: list[str] = []
+        """The operators that were executed on what depends on examples, in their order."""
+        self._layouts: dict[int, Rows] = {}
+        self._carrying: set[int] = set()
+        """The memory of tensors that depend on examples."""
+        self._kept: list[Tensor] = []  # so that no identity and no memory is used again
+
+    def follow(self, tensors: Iterable[Tensor], rows: Rows = Rows(0)) -> None:  # noqa: B008
+        """Say of tensors that their first axis counts examples."""
+        for tensor in tensors:
+            self._note(tensor, rows)
+
+    def rows(self, tensor: Tensor) -> Layout:
+        """Return where the examples are in a tensor; None if it holds nothing of them."""
+        known = self._layouts.get(id(tensor))
+        if known is None and tensor.numel() and _memory(tensor) in self._carrying:
+            raise UnsupportedOperationError(
+                "examples were written into a part of another tensor (`x[:, 0] = ...`), which the "
+                "trace does not follow. Build the tensor with torch.cat or torch.stack, or write "
+                "to a tensor that was computed from the batch."
+            )
+        return known
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Execute an operator, and find out where the examples are in its result."""
+        kwargs = kwargs or {}
+        output = function(*args, **kwargs)
+        call = RowCall(str(function.overloadpacket), args, kwargs, output, self.batch, self.rows)
+        if all(self.rows(each) is None for each in call.tensors()):
+            return output
+        self.operators.append(call.name)
+        layouts = find_row_rule(function)(call)
+        outputs = output if isinstance(output, tuple | list) else (output,)
+        found = layouts if isinstance(layouts, tuple | list) else (layouts,) * len(outputs)
+        for tensor, rows in zip(outputs, found, strict=True):
+            if isinstance(tensor, Tensor) and rows is not None:
+                self._check(call, tensor, rows)
+                self._note(tensor, rows)
+        return output
+
+    def _check(self, call: RowCall, tensor: Tensor, rows: Rows) -> None:
+        if tensor.shape[rows.axis] != rows.outer * self.batch * rows.inner:
+            call.refuse("its result does not have all examples on one axis")
+        known = self._layouts.get(id(tensor))
+        if known is None and any(tensor is each for each in call.args):
+            whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+            if not whole:
+                call.refuse("it writes examples into a part of another tensor")
+        elif known is not None and known != rows:
+            call.refuse("it writes examples to where others are")
+
+    def _note(self, tensor: Tensor, rows: Rows) -> None:
+        self._layouts[id(tensor)] = rows
+        self._kept.append(tensor)
+        if tensor.numel():
+            self._carrying.add(_memory(tensor))
+
+
+def trace_rows(run: Callable[[], Any], inputs: Iterable[Tensor], trace: RowTrace) -> RowTrace:
+    """Run a model on a batch, and return the trace, or refuse what lets examples meet.
+
+    No autograd function of the user's own may stand on the way back from its results.
+    """
+    trace.follow(inputs)
+    with torch.enable_grad(), trace:
+        output = run()
+    refuse_own_gradients(tensors_in(output))
+    return trace
+
+
+def refuse_own_gradients(outputs: Iterable[Tensor]) -> None:
+    """Refuse custom backward passes, of which a trace of the forward pass says nothing."""
+    waiting: list[Any] = [each.grad_fn for each in outputs]
+    known: set[Any] = {None}
+    while waiting:
+        node = waiting.pop()
+        if node in known:
+            continue
+        known.add(node)
+        own = isinstance(node, torch.autograd.function.BackwardCFunction)
+        kind = getattr(type(node), "_forward_cls", type(node))
+        module = str(kind.__module__)
+        if own and "checkpoint" in module:
+            raise UnsupportedOperationError(
+                "gradient checkpointing with use_reentrant=True runs parts of the model again "
+                "inside of the backward pass, where their layers have no thresholds. Use "
+                "use_reentrant=False, or no checkpointing."
+            )
+        if own and not module.startswith(("clipless.", "torch.")):
+            raise UnsupportedOperationError(
+                f"{kind.__name__} ({module}) is an autograd function with a backward pass of "
+                "its own, of which nothing is known: it could mix examples. Write the operation "
+                "with torch's own functions."
+            )
+        waiting += [each for each, _ in node.next_functions]
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a nested output: tuples, lists, mappings and dataclasses of them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from tensors_in(each)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,1 @@
+"""Layers of any network whose backward pass holds every example's gradient to a threshold."""

@@ -1,0 +1,91 @@
+"""Enforcement for any network: each use of a parameter is held to its threshold."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipless.bounds import SensitivityReport
+from clipless.common import not_set_error
+from clipless.privacy._plan import Plan
+from clipless.privacy.enforced._calls import StandIns
+from clipless.privacy.enforced._passes import EnforcingPass
+from clipless.privacy.enforced._report import EnforcedReport
+from clipless.privacy.enforced._thresholds import EnforcedThresholds
+from clipless.privacy.step._enforcement import BackwardPass, Enforcement, norm_margin
+from clipless.privacy.step._sealed import Deliveries
+
+
+class ThresholdEnforcement(Enforcement):
+    """Holds what one example adds to each parameter's gradient to a threshold, in any network."""
+
+    def __init__(
+        self, model: nn.Module, trainable: Sequence[Tensor], thresholds: EnforcedThresholds,
+        exact: bool | None,
+    ) -> None:  # fmt: skip
+        super().__init__(model, trainable)
+        self._thresholds, self._exact = thresholds, exact
+        self._report: EnforcedReport | None = None
+        self._room = 0.0
+
+    def adopt(self, report: SensitivityReport, plan: Plan) -> None:
+        """Hold gradients to the thresholds as they are now, from the next forward pass on."""
+        if not isinstance(report, EnforcedReport):
+            raise TypeError("enforced bounds need an EnforcedReport")
+        margin = norm_margin(self._trainable[0].dtype, plan)
+        self._room = (1 + plan.arithmetic_slack) * (1 - margin) / plan.loss_divisor
+        self._report = report
+        self._limits = self._thresholds.limits(self._room)
+
+    @contextmanager
+    def stand_in(self) -> Iterator[None]:
+        """Let the layers hold their gradients to thresholds."""
+        self._stand_ins = StandIns(self._model, self._exact)
+        with self._stand_ins.installed():
+            yield
+
+    def begin_pass(self, inputs: Sequence[Any]) -> None:
+        """Count uses anew: another pass of the model begins, on these inputs."""
+        if self._report is None:
+            raise not_set_error("the report of the bounds")
+        self.rows = next((x.shape[0] for x in inputs if isinstance(x, Tensor)), 0)
+        self.deliveries = Deliveries(self._trainable[0].device)
+        self._stand_ins.begin(
+            EnforcingPass(
+                self._model, self._report.proof.planned, limits=self._limits, places=self.places,
+                batch=self.rows, deliveries=self.deliveries,
+            )
+        )  # fmt: skip
+
+    def renew_leaves(self) -> None:
+        """Nothing is kept from one pass to the next: each use makes leaves of its own."""
+
+    def backward_pass(self, output: Tensor) -> BackwardPass:
+        """Return the backward pass from an output of the present pass to its parameters."""
+        return functools.partial(self.gradients, output, deliveries=self.deliveries)
+
+    def gradients(
+        self,
+        output: Tensor,
+        cotangents: Tensor,
+        leaves: Sequence[Tensor] | None = None,
+        deliveries: Deliveries | None = None,
+    ) -> list[Tensor | None]:
+        """Return the gradients of the trainable parameters: what the uses of layers hand in."""
+        deliveries = deliveries or self.deliveries
+        if deliveries is None:
+            raise not_set_error("the pass that gradients belong to")
+        if not output.requires_grad:
+            return [None] * len(self._trainable)
+        anchor = deliveries.anchor
+
+        def run_backwards() -> None:
+            torch.autograd.grad(output, anchor, cotangents, allow_unused=True)
+
+        handed_in = deliveries.collect(run_backwards)
+        return [handed_in.get(place) for place in range(len(self._trainable))]

@@ -1,0 +1,173 @@
+"""The proof that a model's examples stay apart, and the plan of what its layers do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clipless.bounds import Rows, has_global_hooks, hooks_of, seed_generators, trace_rows
+from clipless.errors import UnsupportedOperationError
+from clipless.privacy.enforced._calls import StandIns
+from clipless.privacy.enforced._inputs import InputSpec, call, main_output
+from clipless.privacy.enforced._passes import PlannedUses, PlanningPass
+
+_BATCHES = (5, 3, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
+"""Sizes of traced batches: the first two that no axis of the inputs or parameters has."""
+_ROUNDING = 1e-3
+
+
+@dataclass(frozen=True)
+class ProvedModel:
+    """A model whose examples stay apart: what it is called on, and how it uses its parameters."""
+
+    spec: InputSpec
+    planned: PlannedUses
+    output_shape: tuple[int, ...]
+    operators: int
+    """How many operators the batch axis was followed through."""
+
+
+def prove_rows_apart(model: nn.Module, spec: InputSpec, *, exact: bool | None) -> ProvedModel:
+    """Follow the batch axis through a forward pass in training mode, or refuse the model.
+
+    The pass is the one that training will run, with its layers in place, on random inputs in
+    batches of two sizes; both must take the same way. What it computes must be what the model
+    computes by itself. (That is compared in evaluation mode, in which nothing is drawn at random.)
+    """
+    _refuse_hooks(model)
+    refuse_batch_norm(model)
+    training = [each.training for each in model.modules()]
+    if not model.training:
+        model.train()
+    stand_ins = StandIns(model, exact)
+    try:
+        with torch.random.fork_rng(devices=_cuda_devices(model)):
+            batches = _batch_sizes(model, spec)
+            first, second = (_planned(model, spec, batch, stand_ins) for batch in batches)
+            model.eval()
+            _compare(model, spec, batches[0], stand_ins)
+    finally:
+        for module, before in zip(model.modules(), training, strict=True):
+            module.training = before
+    if first != second:
+        raise UnsupportedOperationError(
+            "the model does something else in a batch of another size: its examples would depend "
+            "on how many others there are. Write its forward without looking at the batch's size."
+        )
+    planned, output_shape, operators = first
+    return ProvedModel(spec, planned, output_shape, len(operators))
+
+
+def _planned(
+    model: nn.Module, spec: InputSpec, batch: int, stand_ins: StandIns
+) -> tuple[PlannedUses, tuple[int, ...], tuple[str, ...]]:
+    """Trace a pass in training mode: the uses of parameters, the output, and the operators."""
+    versions = [(name, each, each._version) for name, each in model.named_buffers()]
+    planning = PlanningPass(model, batch)
+    output = _run(model, spec, planning, stand_ins)
+    written = [name for name, each, version in versions if each._version != version]
+    if written:
+        raise UnsupportedOperationError(
+            f"a forward pass writes to the model's buffers ({', '.join(written)}), such as the "
+            "statistics of batch normalisation: what one example leaves there reaches all later "
+            "ones. Replace BatchNorm by torch.nn.GroupNorm, or freeze it by calling eval() on "
+            "these modules."
+        )
+    if not isinstance(output, Tensor):
+        raise UnsupportedOperationError(
+            f"the model returns a {type(output).__name__} without logits. Return one tensor for "
+            "the criterion, or an object whose `logits` it is."
+        )
+    if planning.trace.rows(output) != Rows(0):
+        raise UnsupportedOperationError(
+            f"the model's output, of shape {tuple(output.shape)}, does not have the examples on "
+            "its first axis, one entry for each."
+        )
+    return planning.planned, tuple(output.shape[1:]), tuple(planning.trace.operators)
+
+
+def _run(model: nn.Module, spec: InputSpec, planning: PlanningPass, stand_ins: StandIns) -> Any:
+    """Run the model with its layers in place, followed by the trace of the pass."""
+    found: list[Any] = []
+
+    def run() -> Any:
+        stand_ins.begin(planning)
+        found.append(call(model, spec, inputs))
+        return found[0]
+
+    inputs = spec.random(planning.batch, _device(model))
+    seed_generators(model)
+    with stand_ins.installed():
+        trace_rows(run, inputs, planning.trace)
+    return main_output(found[0])
+
+
+def _compare(model: nn.Module, spec: InputSpec, batch: int, stand_ins: StandIns) -> None:
+    """Refuse a model that computes something else with its layers in place than by itself."""
+    with torch.no_grad():
+        plain = main_output(call(model, spec, spec.random(batch, _device(model))))
+    output = _run(model, spec, PlanningPass(model, batch), stand_ins)
+    if not _alike(plain, output):
+        raise UnsupportedOperationError(
+            "with thresholds the model computes something else than by itself: a layer's forward "
+            "is not what its type says, or a parameter is used in a way that is not followed."
+        )
+
+
+def _batch_sizes(model: nn.Module, spec: InputSpec) -> tuple[int, int]:
+    taken = {size for shape in spec.shapes for size in shape}
+    taken |= {size for each in model.parameters() for size in each.shape}
+    free = [size for size in _BATCHES if size not in taken] or list(_BATCHES)
+    return free[0], (free[1:] or _BATCHES)[0]
+
+
+def refuse_batch_norm(model: nn.Module) -> None:
+    """Refuse batch normalisation that would use the batch's statistics, by its path."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            raise UnsupportedOperationError(
+                f"{path} ({type(module).__name__}): normalisation over the batch mixes examples: "
+                "removing one changes all others, so no bound per example exists. Replace it by "
+                "torch.nn.GroupNorm, or keep its statistics: call eval() on this module after "
+                "model.train()."
+            )
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    one, other = one.detach().double(), other.detach().double()
+    size = torch.linalg.vector_norm(one) + one.numel() ** 0.5 * 1e-6
+    return bool(torch.linalg.vector_norm(one - other) <= _ROUNDING * size)
+
+
+def _refuse_hooks(model: nn.Module) -> None:
+    if has_global_hooks():
+        raise UnsupportedOperationError(
+            "a hook is registered on all modules (register_module_..._hook), which could change "
+            "activations or gradients unseen. Remove it."
+        )
+    for path, module in model.named_modules():
+        if any(True for _ in module._backward_hooks) or any(
+            True for _ in module._backward_pre_hooks
+        ):
+            raise UnsupportedOperationError(
+                f"{path or 'the model'} ({type(module).__name__}) carries a backward hook, which "
+                "could change gradients unseen. Remove it."
+            )
+        if module is model and next(hooks_of(module), None) is not None:
+            raise UnsupportedOperationError(
+                "the model carries a hook of its own, which would run outside of what is traced. "
+                "Put it on a module inside of the model, or remove it."
+            )
+
+
+def _cuda_devices(model: nn.Module) -> list[torch.device]:
+    return sorted({each.device for each in model.parameters() if each.is_cuda}, key=str)
