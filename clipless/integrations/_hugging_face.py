@@ -80,7 +80,7 @@ class CliplessTrainer(Trainer):
         self.label_names: list[str] = list(self.label_names) or ["labels"]
         self._privacy = LoopPrivacy.of(privacy)
         self._run: LoopRun | None = None
-        self._called: TensorModel | None = None
+        self._called: nn.Module | None = None
         self._checkpoint: Path | None = None
         self.add_callback(_PrivateSteps(self))
 
@@ -122,7 +122,7 @@ class CliplessTrainer(Trainer):
             raise PrivacyError(
                 "get_train_dataloader was replaced: the sampler of private training is its own"
             )
-        check_model(self.model)
+        check_model(self.model, enforced=self._privacy.enforced)
         optimizer = self.optimizer
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner  # accelerate's wrappers
@@ -131,11 +131,13 @@ class CliplessTrainer(Trainer):
             os.makedirs(self.args.output_dir, exist_ok=True)
             place = os.path.join(self.args.output_dir, "clipless-ledger.jsonl")
             privacy = replace(privacy, ledger=place)
-        names, shapes = self._inputs_of(batches.data)
-        if options.input_shape is None:
-            shape = shapes if len(shapes) > 1 else shapes[0]
-            privacy = replace(privacy, options=replace(options, input_shape=shape))
-        model = TensorModel(self.model, inputs=names)
+        model = self.model
+        if not privacy.enforced:
+            names, shapes = self._inputs_of(batches.data)
+            if options.input_shape is None:
+                shape = shapes if len(shapes) > 1 else shapes[0]
+                privacy = replace(privacy, options=replace(options, input_shape=shape))
+            model = TensorModel(self.model, inputs=names)
         model.train()
         self._run = privacy.begin(
             module=model, optimizer=optimizer, data_loader=batches.data, criterion=self.criterion,
@@ -226,8 +228,9 @@ class CliplessTrainer(Trainer):
     ) -> Any:
         """Return the criterion's loss: the private one in training, the mean in evaluation."""
         given = {name: each for name, each in inputs.items() if name not in self.label_names}
-        if self._called is not None and self._called.training and torch.is_grad_enabled():
-            logits = self._called(*(given[name] for name in self._called.inputs))
+        called, private = self._called, torch.is_grad_enabled()
+        if private and isinstance(called, TensorModel) and called.training:
+            logits = called(*(given[name] for name in called.inputs))
         else:
             logits = logits_of(model(**given), "logits")
         loss = self.criterion(logits, inputs[self.label_names[0]])

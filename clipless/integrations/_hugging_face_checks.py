@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from clipless.errors import PrivacyError
 
@@ -83,8 +84,14 @@ def check_collator(collator: Any) -> None:
         )
 
 
-def check_model(model: nn.Module) -> None:
-    """Refuse models that recompute their layers in the backward pass."""
+def check_model(model: nn.Module, *, enforced: bool) -> None:
+    """Refuse models of which no bound can be proved, or that recompute layers going backward."""
+    if not enforced and any(isinstance(part, PreTrainedModel) for part in model.modules()):
+        raise PrivacyError(
+            f"no bound can be proved for {type(model).__name__}, which is no Lipschitz network: "
+            "give privacy={'bounds': 'enforced', ...}, which bounds every layer's gradient for "
+            "each example in the backward pass."
+        )
     if getattr(model, "is_gradient_checkpointing", False):
         raise PrivacyError(
             "the model has gradient checkpointing on, which runs layers a second time in the "

@@ -13,7 +13,14 @@ from torch.utils.data import DataLoader
 
 from clipless.errors import PrivacyError
 from clipless.losses import Loss
-from clipless.privacy import BatchOptions, Ledger, PrivacyEngine, PrivacyOptions, PrivateLoader
+from clipless.privacy import (
+    BatchOptions,
+    EnforcedBounds,
+    Ledger,
+    PrivacyEngine,
+    PrivacyOptions,
+    PrivateLoader,
+)
 from clipless.training import EpsilonGauge
 
 
@@ -50,6 +57,12 @@ class LoopPrivacy:
                 "epochs and steps are given to the trainer, whose schedule the noise is found for: "
                 "leave them out of options"
             )
+
+    @property
+    def enforced(self) -> bool:
+        """Whether bounds are enforced, in a model of any kind, instead of proved."""
+        bounds = self.further.get("bounds", self.options.bounds)
+        return bounds == "enforced" or isinstance(bounds, EnforcedBounds)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> LoopPrivacy:
