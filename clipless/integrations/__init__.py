@@ -23,4 +23,20 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__)
+    _EXTRAS = {
+        "lightning": "lightning",
+        "transformers": "transformers",
+        "accelerate": "transformers",
+    }
+    _find, __dir__ = lazy_names(__name__)
+
+    def __getattr__(name: str) -> object:
+        try:
+            return _find(name)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _EXTRAS:
+                raise
+            raise ImportError(
+                f"{name} needs {package}: pip install 'clipless[{_EXTRAS[package]}]'"
+            ) from error

@@ -1,5 +1,8 @@
 """Lightning: what is released is what a plain private loop releases, and nothing else is."""
 
+import subprocess
+import sys
+
 import lightning
 import pytest
 import torch
@@ -11,7 +14,7 @@ from clipless import losses
 from clipless.errors import PrivacyError
 from clipless.integrations import CliplessCallback
 from clipless.ledger import Ledger
-from clipless.privacy import BatchOptions, PrivacyOptions
+from clipless.privacy import BatchOptions, EnforcedBounds, PrivacyOptions
 from tests.integrations.lightning_runs import (
     BATCH,
     SIZE,
@@ -96,6 +99,26 @@ def test_validation_changes_nothing_and_epsilon_is_logged():
     assert 0 <= made.callback_metrics["accuracy"] <= 1
     assert own.run.engine.ledger.releases == 12  # the noise was found for that many steps
     assert 1.5 < own.run.engine.get_epsilon() <= 2.0
+
+
+def test_any_network_with_enforced_bounds():
+    """Arguments of `make_private` are passed through, and the options as well."""
+    found = []
+    for given in (
+        {"bounds": EnforcedBounds(thresholds=0.3)},
+        {"options": PrivacyOptions(bounds=EnforcedBounds(thresholds=0.3))},
+    ):
+        torch.manual_seed(0)
+        module = Classifier()
+        module.network = nn.Sequential(
+            nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)
+        )  # fmt: skip
+        begun, own = weights(module), callback(**given)
+        fit(own, module)
+        assert own.run.engine.ledger.releases == 12
+        assert not any(begun[name].equal(weight) for name, weight in weights(module).items())
+        found.append(weights(module))
+    assert same(*found)
 
 
 def test_afterwards_everything_is_ordinary():
@@ -336,3 +359,12 @@ def test_no_budget_and_a_length_in_two_places():
         fit(callback(target_epsilon=1.0), max_epochs=-1)
     with pytest.raises(TypeError, match="unheard_of"):
         fit(callback(unheard_of=3))
+
+
+def test_a_package_that_is_not_installed():
+    code = (
+        "import sys; sys.modules['lightning'] = None; "
+        "from clipless.integrations import CliplessCallback"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "CliplessCallback needs lightning: pip install 'clipless[lightning]'" in done.stderr
