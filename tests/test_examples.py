@@ -14,8 +14,6 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
     [
         (["tabular.py", "--rows", "800"], "accuracy 0."),
         (["by_name.py", "--epochs", "2"], "test accuracy"),
-        (["lightning_module.py", "--epochs", "2"], "accuracy on others"),
-        (["hugging_face_trainer.py", "--epochs", "2"], "accuracy on others"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

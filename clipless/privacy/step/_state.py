@@ -201,6 +201,8 @@ class Gradients:
     def withhold(self) -> None:
         """Let who looks for gradients before they have their noise find that they are kept back."""
         kinds = [(parameter.dtype, parameter.device) for parameter in self._trainable]
+        if any(device.type not in ("cpu", "cuda") for _, device in kinds):
+            return  # sparse tensors are not everywhere
         if kinds != self._kinds:
             self._withheld = [withheld(parameter) for parameter in self._trainable]
             self._kinds = kinds
