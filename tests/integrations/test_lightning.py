@@ -175,7 +175,7 @@ def test_an_interrupted_run_repeats_for_free_what_it_has_paid_for(tmp_path, coun
 
     module, own = Classifier(seed=1), callback()  # the ledger is found by the checkpoint
     on = trainer(own, callbacks=[ModelCheckpoint(tmp_path / "on")], **given)
-    on.fit(module, loader(BATCH // count), ckpt_path=tmp_path / "step=3.ckpt", weights_only=False)
+    on.fit(module, loader(BATCH // count), ckpt_path=tmp_path / "step=3.ckpt", weights_only=True)
     assert on.global_step == 12
     assert own.run.engine.ledger.releases == 12
     assert own.run.engine.ledger.path == str(ledger)
@@ -187,7 +187,7 @@ def test_the_repeated_steps_are_those_of_the_whole_run(tmp_path):
     module, _ = fit(own, callbacks=[saves], enable_checkpointing=True)
     repeated, again = Classifier(seed=1), callback()
     on = trainer(again, callbacks=[ModelCheckpoint(tmp_path / "on")], enable_checkpointing=True)
-    on.fit(repeated, loader(), ckpt_path=tmp_path / "step=3.ckpt", weights_only=False)
+    on.fit(repeated, loader(), ckpt_path=tmp_path / "step=3.ckpt", weights_only=True)
     assert same(weights(module), weights(repeated))
     assert again.run.engine.ledger.releases == 12  # nothing is paid for twice
 
@@ -199,14 +199,14 @@ def test_a_checkpoint_without_its_ledger_or_without_a_run(tmp_path):
     ledger.rename(tmp_path / "elsewhere.jsonl")
     on = trainer(callback())
     with pytest.raises(PrivacyError, match=r"ledger.*is not there.*Give ledger="):
-        on.fit(Classifier(), loader(), ckpt_path=tmp_path / "saved.ckpt", weights_only=False)
+        on.fit(Classifier(), loader(), ckpt_path=tmp_path / "saved.ckpt", weights_only=True)
 
     plain = trainer(None, max_epochs=1)
     plain.fit(Classifier(), loader())
     plain.save_checkpoint(tmp_path / "plain.ckpt")
     with pytest.raises(PrivacyError, match="holds no state of a private run"):
         trainer(callback()).fit(
-            Classifier(), loader(), ckpt_path=tmp_path / "plain.ckpt", weights_only=False
+            Classifier(), loader(), ckpt_path=tmp_path / "plain.ckpt", weights_only=True
         )
 
 
