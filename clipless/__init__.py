@@ -30,8 +30,8 @@ if TYPE_CHECKING:
         training,
     )
     from clipless.bounds import clip_products, sensitivity
-    from clipless.nn import certify, project, to_torch
-    from clipless.privacy import PrivacyEngine
+    from clipless.nn import certify, convert, project, to_torch
+    from clipless.privacy import EnforcedBounds, PrivacyEngine, validate
 
 
 __all__ = [
@@ -47,6 +47,9 @@ __all__ = [
     "project",
     "certify",
     "to_torch",
+    "convert",
+    "validate",
+    "EnforcedBounds",
 ]
 
 if not TYPE_CHECKING:

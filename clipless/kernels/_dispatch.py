@@ -66,6 +66,7 @@ def needs_plain_operators(x: Tensor) -> bool:
         type(x) not in (Tensor, nn.Parameter)  # symbolic tracing, and tensors of other kinds
         or not x.is_floating_point()
         or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0  # somebody follows operators one by one
         or torch._C._functorch.is_legacy_batchedtensor(x)  # batches of cotangents
         or forward_ad._current_level >= 0
         or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]

@@ -5,10 +5,12 @@ from clipless.losses._classification import BinaryCrossEntropy, CosineSimilarity
 from clipless.losses._margin import HingeKR, KantorovichRubinstein, MulticlassHinge
 from clipless.losses._per_example import PerExample
 from clipless.losses._regression import AbsoluteError, Huber, SquaredError
+from clipless.losses._tokens import TokenCrossEntropy
 
 __all__ = [
     "Loss",
     "CrossEntropy",
+    "TokenCrossEntropy",
     "BinaryCrossEntropy",
     "CosineSimilarity",
     "MulticlassHinge",

@@ -13,6 +13,7 @@ from clipless.nn._base import (
     set_loss_scale,
 )
 from clipless.nn._conv import SpectralConv1d, SpectralConv2d
+from clipless.nn._convert import Conversion, convert
 from clipless.nn._embedding import Embedding
 from clipless.nn._export import to_torch
 from clipless.nn._gradient import ClipGradient, FollowQuantile, clip_cotangent, clip_rows
@@ -73,6 +74,8 @@ __all__ = [
     "Projection",
     "certify",
     "to_torch",
+    "convert",
+    "Conversion",
     "AffineModule",
     "BoundedModule",
     "clip_cotangent",

@@ -33,6 +33,7 @@ from clipless.privacy._report import (
     guarantee_in_words,
 )
 from clipless.privacy.enforced._options import BoundsChoice, EnforcedBounds
+from clipless.privacy.enforced._validate import ParameterAnswer, ValidationReport, validate
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.sampling._samplers import (
@@ -53,6 +54,9 @@ __all__ = [
     "BoundsChoice",
     "ProvedBounds",
     "EnforcedBounds",
+    "validate",
+    "ValidationReport",
+    "ParameterAnswer",
     "BatchOptions",
     "Plan",
     "PrivacyReport",

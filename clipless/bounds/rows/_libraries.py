@@ -1,4 +1,4 @@
-"""Shortcuts of other libraries that look at a whole batch, switched off while a model is private."""
+"""Shortcuts of other libraries that look at a whole batch: off while a model is private."""
 
 from __future__ import annotations
 

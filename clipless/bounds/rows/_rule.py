@@ -86,10 +86,11 @@ def register_rows(*operators: Any) -> Callable[[RowRule], RowRule]:
     keeps examples apart, on which the guarantee then rests.
 
     Example:
-        >>> @register_rows(torch.ops.aten.erfcx)
-        ... def entry_by_entry(call):
+        >>> from clipless.bounds import register_rows, unregister_rows
+        >>> @register_rows(torch.ops.aten.linalg_matrix_exp)
+        ... def one_by_one(call):
         ...     return call.rows(call.args[0])
-        >>> unregister_rows(torch.ops.aten.erfcx)
+        >>> unregister_rows(torch.ops.aten.linalg_matrix_exp)
     """
 
     def decorate(rule: RowRule) -> RowRule:

@@ -27,6 +27,8 @@ class RowTrace(TorchDispatchMode):
         self.batch = batch
         self.operators: list[str] = []
         """The operators that were executed on what depends on examples, in their order."""
+        self.refusal: UnsupportedOperationError | None = None
+        """Why the model was refused: operators such as `*` turn errors into others."""
         self._layouts: dict[int, Rows] = {}
         self._carrying: set[int] = set()
         """The memory of tensors that depend on examples."""
@@ -52,7 +54,13 @@ class RowTrace(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Execute an operator, and find out where the examples are in its result."""
-        kwargs = kwargs or {}
+        try:
+            return self._follow_operator(function, args, kwargs or {})
+        except UnsupportedOperationError as error:
+            self.refusal = self.refusal or error
+            raise
+
+    def _follow_operator(self, function: Any, args: Any, kwargs: Any) -> Any:
         output = function(*args, **kwargs)
         call = RowCall(str(function.overloadpacket), args, kwargs, output, self.batch, self.rows)
         if all(self.rows(each) is None for each in call.tensors()):
@@ -91,8 +99,13 @@ def trace_rows(run: Callable[[], Any], inputs: Iterable[Tensor], trace: RowTrace
     No autograd function of the user's own may stand on the way back from its results.
     """
     trace.follow(inputs)
-    with torch.enable_grad(), trace:
-        output = run()
+    try:
+        with torch.enable_grad(), trace:
+            output = run()
+    except Exception as error:
+        if trace.refusal is None or trace.refusal is error:
+            raise
+        raise trace.refusal from error
     refuse_own_gradients(tensors_in(output))
     return trace
 

@@ -39,6 +39,10 @@ def bounds(
     input_norm: Annotated[
         float | None, typer.Option(help="A bound of the inputs' norm that holds elsewhere.")
     ] = None,
+    enforced: Annotated[
+        bool,
+        typer.Option(help="Say what bounds='enforced' could train, and what stands in the way."),
+    ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -47,6 +51,7 @@ def bounds(
     clipless bounds runs/mnist
     clipless bounds lenet --input-shape 1,28,28 --classes 10 --set hidden=128
     clipless bounds my_models:network --input-shape 3,32,32
+    clipless bounds my_models:any_network --input-shape 3,32,32 --enforced
     """
     if is_run(model):
         if any(value is not None for value in (input_shape, classes, settings, loss, input_norm)):
@@ -59,6 +64,15 @@ def bounds(
         criterion = _loss(loss, settings)
         by_name = ":" not in model
         network = _named(model, shape, classes, settings) if by_name else imported_model(model)
+    if enforced:
+        import torch
+
+        from clipless.privacy import validate
+
+        with working("following the batch axis"):
+            answer = validate(network, torch.zeros(1, *shape))
+        emit(answer.to_dict(), answer, json=json)
+        return
     from clipless.bounds import sensitivity
 
     with working("tracing the model"):

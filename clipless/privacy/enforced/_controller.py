@@ -22,7 +22,7 @@ from typing import Any
 _SMALLEST_MOVE, _FIRST_MOVE, _LARGEST_MOVE = 0.03, 0.35, math.log(4.0)
 _EVIDENCE = 2.0
 """So many standard deviations away from nothing is a reason to move."""
-_LONGEST_SEARCH = 100
+_LONGEST_SEARCH, _LONGEST_SILENCE = 100, 20
 _MOST_SUMMED = 200
 
 
@@ -55,7 +55,8 @@ class FollowedThreshold:
         if abs(summed) <= _EVIDENCE * math.sqrt(variance) or not math.isfinite(summed):
             # Noise would have let a threshold far too large show by now: it is not.
             settled = _EVIDENCE * math.sqrt(variance) < 0.5 * target * counted
-            ends = searched >= _LONGEST_SEARCH or settled
+            hopeless = self.direction == 0 and searched >= _LONGEST_SILENCE
+            ends = searched >= _LONGEST_SEARCH or settled or hopeless
             known = replace(known, searching=self.searching and not ends)
             if counted >= _MOST_SUMMED or (settled and not self.searching):
                 known = replace(known, summed=0.0, variance=0.0, counted=0)

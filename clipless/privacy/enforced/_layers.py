@@ -138,7 +138,7 @@ def convolution(
             )
         )  # fmt: skip
     elif module.padding_mode != "zeros":
-        input = F.pad(input, module._reversed_padding_repeated_twice, mode=module.padding_mode)
+        input = padded(input, module._reversed_padding_repeated_twice, module.padding_mode)
         padding = [0] * count
     elif padding == "same":
         total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
@@ -168,6 +168,19 @@ def convolution(
         )
 
     return of.use([module.weight, module.bias], input, plain, bounded, by_position=False)
+
+
+def padded(x: Tensor, sizes: Sequence[int], mode: str) -> Tensor:
+    """`F.pad`; around in a circle from parts laid side by side, which a trace can follow."""
+    if mode != "circular":
+        return F.pad(x, list(sizes), mode=mode)
+    for place in range(len(sizes) // 2):
+        before, after = sizes[2 * place : 2 * place + 2]
+        axis = x.ndim - 1 - place
+        size = x.shape[axis]
+        parts = [x.narrow(axis, size - before, before), x, x.narrow(axis, 0, after)]
+        x = torch.cat([each for each in parts if each.shape[axis]], dim=axis)
+    return x
 
 
 def use_embedding(of: LayerPass, module: Any, tokens: Tensor, exact: bool | None) -> Tensor:

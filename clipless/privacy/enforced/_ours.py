@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from clipless.kernels import enforced_convolution
 from clipless.nn import (
@@ -17,7 +16,14 @@ from clipless.nn import (
     SpectralConv2d,
     SpectralLinear,
 )
-from clipless.privacy.enforced._layers import Own, Thresholds, enforces, use_embedding, use_linear
+from clipless.privacy.enforced._layers import (
+    Own,
+    Thresholds,
+    enforces,
+    padded,
+    use_embedding,
+    use_linear,
+)
 from clipless.privacy.enforced._passes import LayerPass
 
 
@@ -31,7 +37,7 @@ def linear(module: Any, of: LayerPass, exact: bool | None, x: Tensor) -> Tensor:
 def convolution(module: Any, of: LayerPass, exact: bool | None, x: Tensor) -> Tensor:
     """`scale * (kernel conv x) + bias`: the same as the convolution of `scale * x`."""
     mode = "circular" if module.padding_mode == "circular" else "constant"
-    x = F.pad(x, module._flat_padding(), mode=mode) * module.scale
+    x = padded(x, module._flat_padding(), mode) * module.scale
     count = module.axes
     geometry = (list(module.stride), [0] * count, list(module.dilation), module.groups)
 

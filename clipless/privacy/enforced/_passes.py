@@ -2,8 +2,9 @@
 
 While a pass runs, each layer with trainable parameters asks the pass to use them (`use`). A
 planning pass notes each use, and where the examples are in what goes in; it runs under a
-`RowTrace`, which proves that they stay apart. An enforcing pass expects the same uses. Each is sealed and held to its
-threshold; one that was not planned gets no gradient, and one on other axes is refused.
+`RowTrace`, which proves that they stay apart. An enforcing pass expects the same uses. Each is
+sealed and held to its threshold; one that was not planned gets no gradient, and one on other axes
+is refused.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ class LayerPass:
         # Parameters of one name are one tensor; several names of one tensor are its first.
         self.names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
 
+    def refused(self, error: UnsupportedOperationError) -> None:
+        """Note why a model is refused: operators such as `*` turn errors into others."""
+
     def use(
         self, parameters: Sequence[Tensor | None], x: Tensor, plain: Plain, bounded: Bounded,
         *, by_position: bool = True,
@@ -94,6 +98,9 @@ class PlanningPass(LayerPass):
         self.batch, self.trace = batch, RowTrace(batch)
         self._uses: defaultdict[str, list[PlannedUse]] = defaultdict(list)
         self._meetings: list[tuple[Any, ...]] = []
+
+    def refused(self, error: UnsupportedOperationError) -> None:
+        self.trace.refusal = self.trace.refusal or error
 
     @property
     def planned(self) -> PlannedUses:

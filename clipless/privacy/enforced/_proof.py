@@ -38,7 +38,8 @@ def prove_rows_apart(model: nn.Module, spec: InputSpec, *, exact: bool | None) -
     computes by itself. (That is compared in evaluation mode, in which nothing is drawn at random.)
     """
     _refuse_hooks(model)
-    refuse_batch_norm(model)
+    for problem in batch_norms(model):
+        raise UnsupportedOperationError(problem)
     training = [each.training for each in model.modules()]
     if not model.training:
         model.train()
@@ -124,16 +125,16 @@ def _batch_sizes(model: nn.Module, spec: InputSpec) -> tuple[int, int]:
     return free[0], (free[1:] or _BATCHES)[0]
 
 
-def refuse_batch_norm(model: nn.Module) -> None:
-    """Refuse batch normalisation that would use the batch's statistics, by its path."""
-    for path, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-            raise UnsupportedOperationError(
-                f"{path} ({type(module).__name__}): normalisation over the batch mixes examples: "
-                "removing one changes all others, so no bound per example exists. Replace it by "
-                "torch.nn.GroupNorm, or keep its statistics: call eval() on this module after "
-                "model.train()."
-            )
+def batch_norms(model: nn.Module) -> list[str]:
+    """Return what to say of each batch normalisation that would use the batch's statistics."""
+    return [
+        f"{path or 'the model'} ({type(module).__name__}): normalisation over the batch mixes "
+        "examples: removing one changes all others, so no bound per example exists. Replace it by "
+        "torch.nn.GroupNorm, or keep its statistics: call eval() on this module after "
+        "model.train()."
+        for path, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+    ]
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -71,8 +71,14 @@ class Shared(Tensor):
         plain = name.strip("_")
         if name.endswith("_") and not name.startswith("__"):
             plain = name[:-1]
-        with torch._C.DisableTorchFunctionSubclass():
-            return _apply(plain, function, args, kwargs)
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                return _apply(plain, function, args, kwargs)
+        except UnsupportedOperationError as error:
+            for each in _tensors((*args, *kwargs.values())):
+                if isinstance(each, Shared):
+                    each.owner.refused(error)
+            raise
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
