@@ -68,6 +68,20 @@ def innermost_own_line(frame: FrameType | None) -> str:
     return ""
 
 
+def refuse_checkpointing(frame: FrameType | None) -> None:
+    """Refuse layers that are called through `torch.utils.checkpoint`."""
+    place = innermost_own_line(frame)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            raise UnsupportedOperationError(
+                f"the model's forward uses gradient checkpointing ({place}), which runs layers a "
+                "second time in the backward pass. Gradients are bounded in each use of a layer, "
+                "and a second one was not planned. Switch checkpointing off; for less memory, use "
+                "micro-batches (BatchOptions(micro_batch_size=...))."
+            )
+        frame = frame.f_back
+
+
 def _last_own_place(frames: list[tuple[str, str]]) -> str:
     """The innermost of (file, line) that lies neither in torch nor in this library."""
     own = [f for f in frames if not f[0].startswith((*_LIBRARIES, "<"))]

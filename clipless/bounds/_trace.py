@@ -23,6 +23,7 @@ from clipless.bounds._refusal import (
     innermost_own_line,
     refuse_altered_module,
     refuse_augmented_assignment,
+    refuse_checkpointing,
     refuse_global_hooks,
     refuse_randomness,
     refuse_target,
@@ -145,6 +146,7 @@ class _Tracer(fx.Tracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         # Errors name the user's line. (torch's own record of it would load the compiler.)
         node = super().create_node(*args, **kwargs)
+        refuse_checkpointing(sys._getframe(1))
         node.meta["line"] = innermost_own_line(sys._getframe(1))
         return node
 

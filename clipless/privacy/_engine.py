@@ -297,6 +297,10 @@ class PrivacyEngine:
             history = (*history, (mechanism, further))
         return epsilon(history, chosen, accountant=accountant_of(self.ledger, self.accountant))
 
+    def allows_step(self) -> bool:
+        """Whether one more step fits into the budget of the run in progress; true without one."""
+        return self.session.allows_step()
+
     def state_dict(self) -> dict[str, Any]:
         """Return what `resume_from` needs to continue the run after its last step: plain data and
         tensors. Save it together with the model, the optimizer and the ledger. In distributed

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,14 +58,19 @@ def check_output(output: Any) -> None:
         )
 
 
-def check_no_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a step that evaluates the loss itself."""
+def closure_of(
+    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[], Any] | None:
+    """Return the closure that a step was given, or refuse an optimizer that depends on it."""
     closure = kwargs.get("closure") if len(args) < 2 else args[1]
-    if closure is not None:
+    taken = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if taken is not None and taken.default is inspect.Parameter.empty:
         raise PrivacyError(
-            "the optimizer was given a closure, which may evaluate the gradient any number of "
-            "times in one step. Use an optimizer that steps on the gradients it finds."
+            f"{type(optimizer).__name__} needs a closure, which it may evaluate any number of "
+            "times in one step, and decides by losses that have no noise. Use an optimizer that "
+            "steps on the gradients it finds."
         )
+    return closure
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:

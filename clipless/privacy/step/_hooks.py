@@ -120,8 +120,8 @@ class EagerHooks:
             return losses
         return session.after_criterion(call, losses)
 
-    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._session.before_optimizer(args, kwargs)
+    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        return self._session.before_optimizer(args, kwargs)
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._session.after_optimizer()

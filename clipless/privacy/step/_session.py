@@ -12,7 +12,7 @@ from torch import nn
 
 from clipless.bounds import ModelSnapshot
 from clipless.distributed import without_sharding
-from clipless.errors import PrivacyError
+from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.nn import set_loss_scale
 from clipless.privacy.compiled._calls import CompiledCalls
 from clipless.privacy.step import _refusals as refusals
@@ -67,11 +67,20 @@ class TrainingSession(PrivateStep):
         if self.over is not None:
             raise refusals.session_over("the session", self.over)
 
+    def allows_step(self) -> bool:
+        """Whether the budget has room for one more step."""
+        try:
+            self._book.require_budget(self.plan.mechanism)
+        except BudgetExhaustedError:
+            return self.outcomes.left > 0  # steps that are repeated are paid for
+        return True
+
     def end(self, reason: str) -> None:
         """Train no more. The hooks stay where they are, and refuse."""
         if self.over is None:
             self.over = reason
             self._book.progress = None
+            self._gradients.give_up()
             self._pass.close()  # a pass that was interrupted
             self._remove_compiled()
             self.loader.end(reason)

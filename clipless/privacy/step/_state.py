@@ -17,6 +17,7 @@ from clipless.ledger import Budget, BudgetMeter, Ledger
 from clipless.privacy._plan import Plan
 from clipless.privacy.sampling._batches import StepSample
 from clipless.privacy.step._output_guard import ForwardCall
+from clipless.privacy.step._withheld import withheld
 
 
 @dataclass
@@ -179,6 +180,8 @@ class Gradients:
     def __init__(self, parameters: Mapping[str, Tensor], trainable: Sequence[Tensor]) -> None:
         self._parameters, self._trainable = list(parameters.values()), list(trainable)
         self._own: list[Tensor] = []
+        self._withheld: list[Tensor] = []
+        self._kinds: list[tuple[torch.dtype, torch.device]] = []
 
     def drop(self) -> None:
         """Take all gradients away."""
@@ -194,6 +197,23 @@ class Gradients:
         for parameter, gradient in zip(self._trainable, gradients, strict=True):
             parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
         self._own = [p.grad for p in self._parameters if p.grad is not None]
+
+    def withhold(self) -> None:
+        """Let who looks for gradients before they have their noise find that they are kept back."""
+        kinds = [(parameter.dtype, parameter.device) for parameter in self._trainable]
+        if any(device.type not in ("cpu", "cuda") for _, device in kinds):
+            return  # sparse tensors are not everywhere
+        if kinds != self._kinds:
+            self._withheld = [withheld(parameter) for parameter in self._trainable]
+            self._kinds = kinds
+        self.put(self._withheld)
+
+    def give_up(self) -> None:
+        """Take away what stands for gradients that will not come any more."""
+        kept_back = set(map(id, self._withheld))
+        for parameter in self._trainable:
+            if id(parameter.grad) in kept_back:
+                parameter.grad = None
 
     def check_own(self) -> None:
         """Refuse gradients that somebody else has put there, and discard them."""

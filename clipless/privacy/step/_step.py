@@ -223,6 +223,8 @@ class PrivateStep(StepParts):
             self._delivering.release()
         if self.allows_scaling:  # a scaler wants to see gradients; it may have these
             self._gradients.put([torch.zeros_like(parameter) for parameter in self._trainable])
+        elif progress.delivered == progress.micro_batches and not self.group.sharded:
+            self._gradients.withhold()
 
     # --- 5. sum: over the examples of all micro-batches -------------------------------------------
 
@@ -249,26 +251,35 @@ class PrivateStep(StepParts):
 
     # --- 6. ledger: spent before anything is released ---------------------------------------------
 
-    def before_optimizer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Account for the step, add its noise and hand the gradients to the optimizer."""
+    def before_optimizer(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Account for the step, add its noise and hand the gradients to the optimizer.
+
+        Returns the arguments that the optimizer steps with: a closure, which runs the passes of
+        the step, is called here, once, and the optimizer neither gets it nor the loss, which
+        has no noise.
+        """
+        closure = checks.closure_of(self.optimizer, args, kwargs)
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
         if not self._delivering.acquire(blocking=False):
             raise refusals.two_threads()
         try:
             with self.group.all_or_none(self._state, model=self.model, step=self.steps_taken):
-                progress = self._account_for_step(args, kwargs)
+                progress = self._account_for_step()
             self._release(progress)
         finally:
             self._delivering.release()
+        return args[:1], {name: each for name, each in kwargs.items() if name != "closure"}
 
-    def _account_for_step(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> StepProgress:  # fmt: skip
+    def _account_for_step(self) -> StepProgress:
         """Check that the step may be taken, and write it down.
 
         Privacy: what is in the ledger was perhaps not released; what is released is in the ledger,
         whatever interrupts the program after this line. Steps beyond the budget are refused.
         """
-        checks.check_no_closure(args, kwargs)
         progress = self._book.progress
         if progress is None:
             if not self.model.training:

@@ -5,6 +5,7 @@ their own, gradients read, assigned and edited, hooks, steps without a batch or 
 second optimizers, foreign parameters, gradient scalers.
 """
 
+import contextlib
 import copy
 import math
 import types
@@ -299,8 +300,15 @@ def test_gradients_are_not_there_to_be_read():
     run = full(micro_batch_size=8)
     for x, y in run.loader:
         run.backward(x, y)
-        assert not gradients_of(run.model)
         assert not gradients_of(copy.deepcopy(run.model))
+        if not run.loader.current.is_last:
+            assert not gradients_of(run.model)
+    for read in (
+        gradients_of,
+        lambda model: torch.stack([p.grad.sum() for p in model.parameters()]),
+    ):
+        with refused("between backward and the optimizer's step", "no noise yet"):
+            read(run.model)
     run.optimizer.step()
     assert gradients_of(run.model)  # with noise
     assert counted(run, 1)
@@ -340,8 +348,13 @@ def test_a_step_hook_that_runs_before_the_noise(scaler):
     run = full(model=model, optimizer=optimizer, noise_multiplier=0.0, grad_scaler=scaler)
     x, y = run.batch()
     run.backward(x, y)
+    if scaler is None:
+        with refused_unharmed(run, "no noise yet", "after make_private"):
+            run.optimizer.step()
+        assert counted(run, 0)
+        return
     run.optimizer.step()
-    assert not any(gradient.any() for gradient in found)  # nothing, or zeros for the scaler
+    assert not any(gradient.any() for gradient in found)  # zeros, for the scaler
     assert_close(gradients_of(model), expected_gradients(run, x, y))
 
 
@@ -393,24 +406,79 @@ def test_two_steps_in_a_row():
 
 
 @pytest.mark.parametrize("how", ["positional", "keyword"])
-def test_a_closure(how):
-    run = Run()
-    x, y = run.batch()
+def test_a_closure_is_called_once_and_its_loss_goes_nowhere(how):
+    run = full()
+    plain = full(model=copy.deepcopy(run.model))
+    calls = []
+    for _ in range(3):
+        plain.step()
+        x, y = run.batch()
 
-    def closure():
-        run.optimizer.zero_grad()
-        return run.backward(x, y)
+        def closure(x=x, y=y):
+            calls.append(torch.is_grad_enabled())
+            run.optimizer.zero_grad()
+            return run.backward(x, y)
 
-    with refused_unharmed(run, "closure", "steps on the gradients it finds"):
-        run.optimizer.step(closure) if how == "positional" else run.optimizer.step(closure=closure)
+        with torch.no_grad():
+            given = ((closure,), {}) if how == "positional" else ((), {"closure": closure})
+            assert run.optimizer.step(*given[0], **given[1]) is None
+    assert calls == [True] * 3
+    assert counted(run, 3)
+    weights = weights_of(plain.model)
+    assert all(weights[name].equal(w) for name, w in weights_of(run.model).items())
 
 
-def test_lbfgs():
+def test_a_closure_that_draws_no_batch_or_runs_half_of_the_step():
+    run = full(micro_batch_size=8)
+    with refused_unharmed(run, "without a batch"):
+        run.optimizer.step(lambda: None)
+    with refused_unharmed(run, "1 of the 2 micro-batches"):
+        run.optimizer.step(lambda: run.backward(*run.batch()))
+    assert counted(run, 0)
+
+
+def test_an_optimizer_that_depends_on_a_closure():
+    """It would look at losses, which have no noise: nothing is run, nothing is spent."""
     model = mlp()
     run = Run(model, optimizer=torch.optim.LBFGS(model.parameters()))
     x, y = run.batch()
-    with refused_unharmed(run, "closure"):
-        run.optimizer.step(lambda: run.backward(x, y))
+    calls = []
+    with refused_unharmed(run, "LBFGS", "closure", "steps on the gradients it finds"):
+        run.optimizer.step(lambda: calls.append(run.backward(x, y)))
+    assert not calls
+    assert counted(run, 0)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda parameters: nn.utils.clip_grad_norm_(parameters, 1.0),
+        lambda parameters: nn.utils.clip_grad_norm_(parameters, 1.0, foreach=False),
+        lambda parameters: nn.utils.clip_grad_value_(parameters, 1.0),
+        lambda parameters: [parameter.grad.norm() for parameter in parameters],
+        lambda parameters: [parameter.grad.detach().cpu() for parameter in parameters],
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1).step(),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.1).step(),
+    ],
+)
+def test_what_looks_for_gradients_before_the_noise_is_told(look):
+    """`clip_grad_norm_` used to find nothing there, and to do nothing, in silence."""
+    run = full()
+    run.backward(*run.batch())
+    with refused_unharmed(run, "kept back until the step", "ClipGradient"):
+        look(list(run.model.parameters()))
+    run.optimizer.step()
+    look(list(run.model.parameters()))  # has noise
+    assert counted(run, 1)
+
+
+def test_after_the_session_gradients_are_ordinary():
+    run = full()
+    x, y = run.batch()
+    run.backward(x, y)
+    run.engine.detach()
+    F.cross_entropy(run.model(x), y).backward()
+    assert_close(gradients_of(run.model), expected_gradients(run, x, y))
 
 
 def test_an_optimizer_that_lacks_parameters():
@@ -443,7 +511,8 @@ def test_a_second_optimizer_on_the_same_parameters():
     second = torch.optim.SGD(run.model.parameters(), lr=1e-3)
     before = weights_of(run.model)
     run.backward(*run.batch())
-    second.step()  # finds nothing: gradients get their noise in the step of the private one
+    with refused_unharmed(run, "other optimizers"):
+        second.step()
     assert all(before[n].equal(w) for n, w in weights_of(run.model).items())
     run.optimizer.step()
     run.backward(*run.batch())
@@ -459,12 +528,13 @@ def test_only_a_second_optimizer(scaler):
     run = full(model=ball(), grad_scaler=scaler)
     second = torch.optim.SGD(run.model.parameters(), lr=1e-3)
     before = weights_of(run.model)
+    alone = refused("other optimizers") if scaler is None else contextlib.nullcontext()
     run.backward(*run.batch())
-    second.step()
+    with alone:
+        second.step()
     second.zero_grad()
     with counting_skipped_steps():
         run.backward(*run.batch())
-    second.step()
     assert all(before[n].equal(w) for n, w in weights_of(run.model).items())  # learned nothing
     assert counted(run, 1)  # and paid
 
@@ -493,7 +563,7 @@ def test_sharpness_aware_ascent():
     run = full(model=ball())
     x, y = run.batch()
     run.backward(x, y)
-    with refused(("weights", "criterion", "NoneType"), error=(PrivacyError, TypeError)):
+    with refused("no noise yet"):
         with torch.no_grad():
             for parameter in run.model.parameters():
                 parameter += 1e-3 * parameter.grad
