@@ -17,14 +17,7 @@ from clipless.data import Cell, read_cell
 from clipless.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from clipless.privacy import Ledger
 from clipless.robustness import certified_radius
-from clipless.sklearn._base import (
-    FAILURE_PART,
-    NOTES,
-    CliplessEstimator,
-    Head,
-    add_to_bias,
-)
-from clipless.sklearn._bounds import Bounds
+from clipless.sklearn._base import FAILURE_PART, Head, Query
 from clipless.sklearn._labels import (
     class_array,
     declared_classes,
@@ -32,14 +25,16 @@ from clipless.sklearn._labels import (
     same_labels,
     sorted_cells,
 )
+from clipless.sklearn._network import add_to_bias
 from clipless.sklearn._rule import TabularRule
+from clipless.sklearn._table_inputs import TableInputs
 from clipless.statistics import PrivateRows, value_threshold
 
 _MOST_NUMBERS = 50  # different numbers, not declared as classes, that are not yet a quantity
 _LEAST_COVERED = 0.5  # of the rows must have a label that was found
 
 
-class CliplessClassifier(ClassifierMixin, CliplessEstimator):
+class CliplessClassifier(ClassifierMixin, TableInputs):
     """A classifier for tables, trained with differential privacy and nothing to tune.
 
     Guarantee: the fitted estimator is (epsilon, delta)-differentially private with respect to
@@ -103,10 +98,11 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
         class_weight: Mapping[Any, float] | str | None = None,
     ) -> None:
         super().__init__(
-            epsilon, delta, categorical_features=categorical_features,
-            feature_bounds=feature_bounds, rule=rule, ledger=ledger, random_state=random_state,
-            device=device, progress=progress,
+            epsilon, delta, rule=rule, ledger=ledger, random_state=random_state, device=device,
+            progress=progress,
         )  # fmt: skip
+        self.categorical_features = categorical_features
+        self.feature_bounds = feature_bounds
         self.classes = classes
         self.class_weight = class_weight
 
@@ -137,10 +133,8 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
         kind = BinaryCrossEntropy if len(self.classes_) == 2 else CrossEntropy
         return kind(tau=rule.temperature)
 
-    def _queries(
-        self, rule: TabularRule, rows: int, delta: float, bounds: Bounds
-    ) -> list[tuple[float, float]]:
-        found = super()._queries(rule, rows, delta, bounds)
+    def _queries(self, rule: TabularRule, rows: int, delta: float) -> list[Query]:
+        found = super()._queries(rule, rows, delta)
         if self._public_classes is not None:
             return [*found, (rule.label_noise, 0.0)]
         failure = FAILURE_PART * delta
@@ -246,11 +240,11 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
     def _notes(self) -> tuple[str, ...]:
         if self._public_classes is not None:
             return (
-                *NOTES,
+                *super()._notes(),
                 "The set of classes is public: given by the user, or booleans.",
             )
         return (
-            *NOTES,
+            *super()._notes(),
             "Which classes there are was found by a noisy count, which is paid for. Rows of rarer "
             "labels contribute nothing; `classes` fixes the set.",
         )

@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.errors import DamagedFileError
 from clipless.privacy import Plan, PrivacyReport
-from clipless.sklearn._base import CliplessEstimator, build_network
+from clipless.sklearn._base import CliplessEstimator
 from clipless.sklearn._encoder import Encoder
+from clipless.sklearn._network import build_network
 from clipless.sklearn._rule import TabularRule
 from clipless.sklearn._table import Schema
 
@@ -97,7 +98,8 @@ def _restored(header: Any, tensors: dict[str, torch.Tensor]) -> Any:
         estimator.feature_names_in_ = np.array(estimator._schema.names, dtype=object)
     estimator._encoder = Encoder.from_dict(_under(tensors, "encoder."))
     weights = _under(tensors, "network.")
-    network = build_network(estimator._encoder.features, rule.hidden, len(weights["3.bias"]))
+    outputs = len(weights["3.bias" if rule.hidden else "1.bias"])
+    network = build_network(estimator._encoder.features, rule.hidden, outputs)
     network.load_state_dict(weights)
     estimator.network_ = network.eval()
     estimator.n_iter_ = header["n_iter"]

@@ -68,7 +68,7 @@ class Sneaky(CliplessClassifier):
         self._mean = rows.numbers.mean(0)
         return rows
 
-    def _feature_scaling(self, scaling):
+    def _take_target(self, scaling):
         scaling.center.copy_(self._mean)
         return scaling
 
