@@ -19,10 +19,16 @@ if TYPE_CHECKING:
     from clipless.sklearn._persistence import load
     from clipless.sklearn._regressor import CliplessRegressor
     from clipless.sklearn._rule import TabularRule
+    from clipless.sklearn._text import CliplessTextClassifier, CliplessTextRegressor
+    from clipless.sklearn._text_encoders import FolderEncoder, HashedNgrams
 
 __all__ = [
     "CliplessClassifier",
     "CliplessRegressor",
+    "CliplessTextClassifier",
+    "CliplessTextRegressor",
+    "HashedNgrams",
+    "FolderEncoder",
     "TabularRule",
     "RepeatedFitWarning",
     "ColumnWarning",

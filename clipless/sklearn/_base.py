@@ -192,6 +192,16 @@ class CliplessEstimator(BaseEstimator):
         """Ask what the encoder is made of; return rows of numbers, codes and label."""
         raise NotImplementedError
 
+    def _describe_inputs(self) -> dict[str, Any]:
+        """Return what a saved estimator holds of its inputs, besides the encoder's tensors."""
+        raise NotImplementedError
+
+    def _restore_inputs(
+        self, described: dict[str, Any], parts: dict[str, Tensor], encoder: Any
+    ) -> None:
+        """Restore what `_describe_inputs` and the tensors of the encoder say."""
+        raise NotImplementedError
+
     # What kinds of targets fill in. A regressor scales its target like one more column.
 
     _extra_columns = 0

@@ -20,17 +20,19 @@ _SMALL_PRODUCT = 1 << 22
 def build_network(features: int, hidden: int, outputs: int) -> torch.nn.Sequential:
     """Spectral layers behind an input guard that puts every row on the unit sphere.
 
-    With `hidden` 0 there is one layer, and the model is linear on the sphere.
+    The hidden layer has `hidden` units, or two for each output if that is more. With `hidden` 0
+    there is none, and the model is linear on the sphere.
     """
     guard = lip.BoundedInput(1.0, mode="sphere")
     if not hidden:
         head = lip.SpectralLinear(features, outputs, bias=True, constraint="ball")
         return torch.nn.Sequential(guard, head)
+    width = max(hidden, 2 * outputs)
     return torch.nn.Sequential(
         guard,
-        lip.SpectralLinear(features, hidden, constraint="ball"),
+        lip.SpectralLinear(features, width, constraint="ball"),
         lip.GroupSort(2),
-        lip.SpectralLinear(hidden, outputs, bias=True, constraint="ball"),
+        lip.SpectralLinear(width, outputs, bias=True, constraint="ball"),
     )
 
 

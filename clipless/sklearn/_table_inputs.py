@@ -187,6 +187,18 @@ class TableInputs(CliplessEstimator):
     def _notes(self) -> tuple[str, ...]:
         return (_NOTE,)
 
+    def _describe_inputs(self) -> dict[str, Any]:
+        return self._schema.to_dict()
+
+    def _restore_inputs(
+        self, described: dict[str, Any], parts: dict[str, Tensor], encoder: Any
+    ) -> None:
+        self._schema = Schema.from_dict(described)
+        self.n_features_in_ = len(self._schema.kinds)
+        if self._schema.names is not None:
+            self.feature_names_in_ = np.array(self._schema.names, dtype=object)
+        self._encoder = Encoder.from_dict(parts)
+
 
 def _warn_of_identifiers(schema: Schema) -> None:
     """Say which columns are left out, or may have to be, by their names alone."""
