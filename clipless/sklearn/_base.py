@@ -206,6 +206,11 @@ class CliplessEstimator(BaseEstimator):
 
     _extra_columns = 0
 
+    @property
+    def _output_unit(self) -> float:
+        """How much one unit of the network's output means: in logits, or in the target."""
+        return self.rule_.temperature
+
     def _criterion(self, rule: TabularRule) -> Loss:
         raise NotImplementedError
 

@@ -36,30 +36,29 @@ def build_network(features: int, hidden: int, outputs: int) -> torch.nn.Sequenti
     )
 
 
-def last_layer(network: torch.nn.Sequential) -> lip.SpectralLinear:
-    """Return the layer whose bias is set by released numbers and is not trained."""
-    head = network[-1]
-    if not isinstance(head, lip.SpectralLinear) or head.bias is None:
-        raise TypeError("the network must end in a spectral layer with a bias")
-    return head
-
-
 def add_to_bias(network: torch.nn.Sequential, shift: Tensor) -> None:
     """Shift the outputs of a trained network, as far as the bound of its last bias lets."""
-    head = last_layer(network)
+    head, bias = _last_bias(network)
     with torch.no_grad():
-        head.bias.add_(shift)
+        bias.add_(shift)
     head.project()
 
 
-def set_bias(network: torch.nn.Sequential, bias: Tensor | None) -> None:
+def set_bias(network: torch.nn.Sequential, value: Tensor | None) -> None:
     """Set the last bias and keep it out of training: noise on it would shift all outputs."""
-    head = last_layer(network)
-    if bias is not None:
+    head, bias = _last_bias(network)
+    if value is not None:
         with torch.no_grad():
-            head.bias.copy_(bias)
+            bias.copy_(value)
         head.project()
-    head.bias.requires_grad_(False)
+    bias.requires_grad_(False)
+
+
+def _last_bias(network: torch.nn.Sequential) -> tuple[lip.SpectralLinear, torch.nn.Parameter]:
+    head = network[-1]
+    if not isinstance(head, lip.SpectralLinear) or head.bias is None:
+        raise TypeError("the network must end in a spectral layer with a bias")
+    return head, head.bias
 
 
 @contextlib.contextmanager

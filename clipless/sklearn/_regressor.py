@@ -10,13 +10,14 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_consistent_length
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 
 from clipless.losses import Huber, Loss
 from clipless.privacy import Ledger
 from clipless.sklearn._labels import read_labels
 from clipless.sklearn._rule import TabularRule
+from clipless.sklearn._scoring import AnyLedger, PrivateErrors, score_regressor
 from clipless.sklearn._table_inputs import TableInputs
 from clipless.statistics import Scaling
 
@@ -106,7 +107,32 @@ class CliplessRegressor(RegressorMixin, TableInputs):
     def _restore_numbers(self, numbers: dict[str, Any]) -> None:
         self._target_center, self._target_spread = numbers["center"], numbers["spread"]
 
+    @property
+    def _output_unit(self) -> float:
+        return self._target_spread * _STEEPNESS
+
+    @property
+    def _target_scale(self) -> tuple[float, float]:
+        """Centre and spread of the target, as released."""
+        return self._target_center, self._target_spread
+
+    def score_privately(
+        self,
+        X: Any,  # noqa: N803
+        y: Any,
+        *,
+        epsilon: float,
+        delta: float | None = None,
+        ledger: AnyLedger = None,
+    ) -> PrivateErrors:
+        """Return the errors on private rows, with noise; see `CliplessClassifier`'s.
+
+        Errors are counted on half octaves, from which means follow to within some percent.
+        """
+        check_is_fitted(self, "network_")
+        return score_regressor(self, X, y, epsilon=epsilon, delta=delta, ledger=ledger)
+
     def predict(self, X: Any) -> Any:  # noqa: N803
         """Return the predicted number of every row."""
         outputs = self._outputs(X)[:, 0].numpy()
-        return self._target_center + self._target_spread * _STEEPNESS * outputs
+        return self._target_center + self._output_unit * outputs

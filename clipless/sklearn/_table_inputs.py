@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.utils import check_array
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from clipless.sklearn._base import CliplessEstimator, Query
 from clipless.sklearn._bounds import Bounds, public_bounds, with_bounds
 from clipless.sklearn._encoder import Encoder
+from clipless.sklearn._explain import contributions, importances
 from clipless.sklearn._identifiers import ColumnWarning, identifiers, perhaps_identifiers
 from clipless.sklearn._rule import TabularRule
 from clipless.sklearn._table import (
@@ -44,7 +45,6 @@ class TableInputs(CliplessEstimator):
     categorical_features: Sequence[str | int] | None
     feature_bounds: Any
     _schema: Schema
-    _encoder: Encoder
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -87,6 +87,24 @@ class TableInputs(CliplessEstimator):
             self.n_features_in_ = len(columns)
             _warn_of_identifiers(self._schema)
         return encode(columns, self._schema)
+
+    @property
+    def feature_importances_(self) -> Any:
+        """How much each column moves the output, adding up to 1, from released numbers alone."""
+        check_is_fitted(self, "network_")
+        return importances(self.network_, self._encoder, self._schema)
+
+    def contributions(self, X: Any) -> Any:  # noqa: N803
+        """Return what each column adds to the output of each row: (n, columns).
+
+        Parts add up to the difference from a row of centres: of logits for two classes, of the
+        target for a regressor. For more classes, (n, classes, columns).
+        """
+        check_is_fitted(self, "network_")
+        numbers, codes, _ = self._read(X, reset=False)
+        parts = contributions(self.network_, self._encoder, self._schema, numbers, codes)
+        parts = parts * self._output_unit
+        return parts[:, 0] if parts.shape[1] == 1 else parts
 
     def _choose_rule(self, rows: int) -> TabularRule:
         columns = len(self._schema.kinds) + self._extra_columns

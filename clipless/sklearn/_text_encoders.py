@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -51,6 +52,15 @@ class HashedNgrams:
     places: int = 2048
     words: tuple[int, int] = (1, 2)
     characters: tuple[int, int] = (3, 5)
+
+    @classmethod
+    def for_rows(cls, rows: int) -> HashedNgrams:
+        """Return the encoder for a public number of rows: each place takes its part of the noise.
+
+        >>> HashedNgrams.for_rows(5000).places, HashedNgrams.for_rows(10**6).places
+        (256, 2048)
+        """
+        return cls(places=min(max(1 << round(math.log2(max(rows, 1) / 20)), 128), 2048))
 
     @property
     def identity(self) -> str:
@@ -171,10 +181,10 @@ class FunctionEncoder:
         return array.astype(np.float32)
 
 
-def as_encoder(given: Any, *, device: str | None = None) -> TextEncoder:
+def as_encoder(given: Any, *, rows: int = 0, device: str | None = None) -> TextEncoder:
     """Return the encoder that is meant: None for n-grams, a folder, or a function."""
     if given is None:
-        return HashedNgrams()
+        return HashedNgrams.for_rows(rows)
     if isinstance(given, HashedNgrams | FolderEncoder | FunctionEncoder):
         return given
     if isinstance(given, str | os.PathLike):

@@ -35,7 +35,6 @@ class TextInputs(CliplessEstimator):
 
     encoder: Any
     cache: str | os.PathLike[str] | None
-    _encoder: VectorEncoder
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -48,7 +47,9 @@ class TextInputs(CliplessEstimator):
         """Return the vectors of texts; those of rows without a text are NaN."""
         places, cells = read_cells(_column_of(table))
         if reset:
-            self._text_encoder: TextEncoder | None = as_encoder(self.encoder, device=self.device)
+            self._text_encoder: TextEncoder | None = as_encoder(
+                self.encoder, rows=len(places), device=self.device
+            )
         if self._text_encoder is None:
             raise ValueError(
                 "the encoder of this estimator could not be saved with it, or is not where it was: "
@@ -108,6 +109,15 @@ class TextInputs(CliplessEstimator):
 
     def _notes(self) -> tuple[str, ...]:
         return _NOTES if isinstance(self._text_encoder, FunctionEncoder) else _NOTES[:1]
+
+    @property
+    def feature_importances_(self) -> Any:
+        """Texts have no columns."""
+        raise AttributeError("texts have no columns whose importance could be told")
+
+    def contributions(self, X: Any) -> Any:  # noqa: N803
+        """Texts have no columns."""
+        raise AttributeError("texts have no columns that could contribute")
 
     def _describe_inputs(self) -> dict[str, Any]:
         if self._text_encoder is None:
