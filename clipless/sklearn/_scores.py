@@ -78,10 +78,8 @@ class PrivateScores:
                 found.append(_calibration_error(histogram, self.deviation))
             else:
                 raise ValueError(f"there is no interval for {name!r}")
-        # Counts drawn from noisy counts are off by what noise did once already: reflected.
         low, high = np.quantile(found, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
-        value = float(getattr(self, name))
-        return max(2 * value - float(high), 0.0), min(2 * value - float(low), 1.0)
+        return float(low), float(high)
 
     def reliability(self) -> tuple[Counts, Counts, Counts]:
         """Return for each bin: predicted probability, observed frequency, noisy number of rows.
@@ -134,12 +132,13 @@ class PrivateScores:
         return float(max(scale, 1e-3)), float(shift)
 
     def _drawn(self, counts: Counts, generator: np.random.Generator) -> Counts:
-        """Counts of other rows from the same source, with other noise."""
-        positive = np.clip(counts, 0, None).ravel()
-        rates = positive / max(positive.sum(), 1e-12)
-        drawn = generator.multinomial(self.rows, rates) if rates.sum() > 0 else positive
-        noisy = drawn + self.deviation * generator.normal(size=drawn.shape)
-        return np.asarray(noisy, dtype=np.float64).reshape(counts.shape)
+        """Counts as far from the released ones as those are from what other rows would give.
+
+        Rows in a bin vary as a Poisson number does. Counts below zero stay: to cut them off would
+        put rows where there are none.
+        """
+        spread = np.sqrt(np.clip(counts, 0, None) + self.deviation**2)
+        return np.asarray(counts + spread * generator.normal(size=counts.shape), dtype=np.float64)
 
     def __str__(self) -> str:
         lines = [

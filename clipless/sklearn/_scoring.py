@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from clipless.errors import BudgetExhaustedError
 from clipless.privacy import Budget, FullBatch, Ledger, Relation
 from clipless.sklearn._labels import read_labels
 from clipless.sklearn._scores import BINS, PrivateScores, bins_of, noise_deviation
@@ -141,6 +142,14 @@ def _book(
             multiplier = budget.noise_multiplier(
                 book, steps=1, sampling=FullBatch(dataset_size=rows), before=[]
             )
+            if noise_deviation(multiplier) > rows / 20:
+                raise BudgetExhaustedError(
+                    f"of epsilon={epsilon:g} at delta={budget.delta:g}, "
+                    f"{budget.spent(book.history()):.4g} is spent: noise of "
+                    f"{noise_deviation(multiplier):.3g} in every count of {rows} rows would leave "
+                    "nothing of the scores. Nothing was released: agree on a larger budget, or "
+                    "score more rows"
+                )
             yield book, budget, multiplier
     finally:
         if owned:

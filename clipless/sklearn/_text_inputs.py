@@ -154,5 +154,10 @@ def _column_of(texts: Any) -> Any:
 
 
 def _text_of(cell: Cell) -> str | None:
-    """What a cell says: text as it is, numbers and dates as they print, None where missing."""
-    return None if cell.kind == "missing" else str(cell.value)
+    """What a cell says: text as it is, numbers and dates as they print, None where missing.
+
+    What no encoder could read, half of a surrogate pair, becomes a question mark.
+    """
+    if cell.kind == "missing":
+        return None
+    return str(cell.value).encode("utf-8", "replace").decode()
