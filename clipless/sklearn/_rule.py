@@ -14,6 +14,9 @@ from clipless.statistics import noise_radius, noise_scale, query_noise
 _MOST_DECORRELATED = 1024
 """Features whose covariance is asked for: a matrix of 8 MiB."""
 
+_WIDE, _ROWS_FOR_HIDDEN = 128, 50
+"""Tables of so many columns have a hidden layer if they have so many rows for each of them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TabularRule:
@@ -53,9 +56,13 @@ class TabularRule:
 
         Batches hold 4,096 rows or 4% of the table, whichever is more; where that is more than half
         of it, all rows, since sampling would save little. Queries cost a constant part of the
-        budget, whatever it is.
+        budget, whatever it is. Tables of many columns and few rows are treated as vectors: a hidden
+        layer would be noise.
         """
         require_positive("epsilon", epsilon)
+        noise = query_noise(rows=rows, columns=columns, epsilon=epsilon)
+        if columns >= _WIDE and rows < _ROWS_FOR_HIDDEN * columns:
+            return replace(cls.choose_for_vectors(rows=rows, epsilon=epsilon), query_noise=noise)
         batch_size = max(4096, round(0.04 * rows))
         full_batch = batch_size > rows / 2
         return cls(
@@ -67,7 +74,7 @@ class TabularRule:
             learning_rate=0.01,
             average=0.98,
             product_clip=0.5,
-            query_noise=query_noise(rows=rows, columns=columns, epsilon=epsilon),
+            query_noise=noise,
             label_noise=30.0 * noise_scale(epsilon),
             covariance_noise=25.0 * noise_scale(epsilon),
             class_noise=min(max(rows / 30, 8.0), 30.0) * noise_scale(epsilon),
@@ -81,7 +88,7 @@ class TabularRule:
         layer the noise has few parameters to spoil, and gradients are clipped at a smaller part of
         their bound. All rows make a batch up to 16,384, since a step costs little.
         """
-        chosen = cls.choose(rows=rows, columns=1, epsilon=epsilon)
+        chosen = cls.choose(rows=rows, columns=1, epsilon=epsilon)  # of a table that is not wide
         full_batch = rows <= 16_384
         return replace(
             chosen,
