@@ -14,6 +14,8 @@ from clipless.statistics import noise_radius, noise_scale, query_noise
 _MOST_DECORRELATED = 1024
 """Features whose covariance is asked for: a matrix of 8 MiB."""
 
+_MANY_ROWS = 100_000
+"""From so many rows on, the noise has room for a wide hidden layer."""
 _WIDE, _ROWS_FOR_HIDDEN = 128, 50
 """Tables of so many columns have a hidden layer if they have so many rows for each of them."""
 
@@ -66,7 +68,7 @@ class TabularRule:
         batch_size = max(4096, round(0.04 * rows))
         full_batch = batch_size > rows / 2
         return cls(
-            hidden=32,
+            hidden=32 if rows < _MANY_ROWS else 128,
             temperature=20.0,
             steps=250,
             batch_size=rows if full_batch else batch_size,
