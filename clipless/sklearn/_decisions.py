@@ -52,8 +52,9 @@ class Decisions(CliplessEstimator):
 
     def predict_proba(self, X: Any) -> Any:  # noqa: N803
         """Return the probability of every class, (n, classes)."""
+        logits = torch.from_numpy(self.decision_function(X))
         scale, shift = self.calibration_
-        logits = torch.from_numpy(self.decision_function(X)) * scale
+        logits = logits * scale
         if logits.ndim == 1:
             logits = torch.stack([torch.zeros_like(logits), logits + shift], 1)
         return torch.softmax(logits, dim=1).numpy()
