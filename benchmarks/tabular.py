@@ -33,6 +33,7 @@ from sklearn.metrics import roc_auc_score
 from clipless.data import load
 from clipless.privacy import (
     FullBatch,
+    LargeDelta,
     Ledger,
     Mechanism,
     PoissonSampling,
@@ -69,7 +70,7 @@ def split(name: str, root: str, seed: int) -> Split:
 def run_clipless(name: str, data: Split, seed: int) -> dict[str, Any]:
     x, y, test_x, test_y = data
     begun = time.perf_counter()
-    fitted = CliplessClassifier(EPSILON, DELTAS[name], random_state=seed).fit(x, y)
+    fitted = CliplessClassifier(EPSILON, LargeDelta(DELTAS[name]), random_state=seed).fit(x, y)
     seconds = time.perf_counter() - begun
     return {
         "auroc": 100 * roc_auc_score(test_y, fitted.decision_function(test_x)),

@@ -15,6 +15,7 @@ from clipless.cli.commands._certify import certify
 from clipless.cli.commands._data import data_app
 from clipless.cli.commands._doctor import doctor
 from clipless.cli.commands._export import export
+from clipless.cli.commands._predict import predict
 from clipless.cli.commands._report import report
 from clipless.cli.commands._sweep import sweep
 from clipless.cli.commands._train import train
@@ -52,6 +53,7 @@ def root(
 app.command()(train)
 app.command()(budget)
 app.command()(bounds)
+app.command()(predict)
 app.command()(certify)
 app.command()(audit)
 app.command()(report)

@@ -7,7 +7,7 @@ from clipless.data._dates import NumericDate, parse_date, parse_numeric_date
 from clipless.data._errors import DataFileError, DataNotFoundError
 from clipless.data._normalize import Standardize, clip_norm, normalize
 from clipless.data._split import split_rows
-from clipless.data._table import read_table
+from clipless.data._table import read_rows, read_table
 from clipless.data.sources._idx import read_idx
 from clipless.data.sources._info import DatasetInfo, FileInfo, LoadedDataset
 from clipless.data.sources._layout import data_root
@@ -22,6 +22,7 @@ __all__ = [
     "LoadedDataset",
     "read_idx",
     "read_table",
+    "read_rows",
     "split_rows",
     "DataFileError",
     "DataNotFoundError",

@@ -42,6 +42,13 @@ def read_table(
         >>> list(features.columns), target.tolist()
         (['age', 'job'], [1, 0])
     """
+    table = read_rows(path, separator=separator)
+    _check(table, Path(path), target)
+    return table.drop(columns=target), table[target]
+
+
+def read_rows(path: str | os.PathLike[str], *, separator: str | None = None) -> Any:
+    """Read a table without a target: a pandas DataFrame, as `read_table` reads it."""
     path = Path(path)
     if not path.is_file():
         raise DataNotFoundError(f"there is no file {path}")
@@ -56,8 +63,7 @@ def read_table(
         raise DataFileError(
             f"{path}: the name must end in .csv, .tsv (or .gz after it) or .parquet"
         )
-    _check(table, path, target)
-    return table.drop(columns=target), table[target]
+    return table
 
 
 def _pandas() -> Any:

@@ -42,8 +42,12 @@ def resolved_tabular(config: RunConfig, data: RunData) -> RunConfig:
         raise not_set_error("epsilon")
     if data.kind == "images":
         raise ConfigError("the model tabular is for tables; name another one for images")
-    columns = data.input_shape[0] + (config.data.task == "regression")
-    rule = TabularRule.choose(rows=data.size, columns=columns, epsilon=config.privacy.epsilon)
+    numbers: dict[str, Any] = {"rows": data.size, "epsilon": config.privacy.epsilon}
+    if config.data.text is not None:
+        rule = TabularRule.choose_for_vectors(**numbers)
+    else:
+        columns = data.input_shape[0] + (config.data.task == "regression")
+        rule = TabularRule.choose(columns=columns, **numbers)
     kinds = get_type_hints(TabularRule)
     given = config.model.settings
     refuse_unknown(given, kinds, where="[model] tabular")
@@ -109,7 +113,12 @@ def make_estimator(
     config: RunConfig, *, classes: Any, rule: TabularRule, ledger: Path, progress: bool
 ) -> CliplessClassifier | CliplessRegressor:
     """Return the estimator of a resolved configuration, to be fitted."""
-    from clipless.sklearn import CliplessClassifier, CliplessRegressor
+    from clipless.sklearn import (
+        CliplessClassifier,
+        CliplessRegressor,
+        CliplessTextClassifier,
+        CliplessTextRegressor,
+    )
 
     if config.privacy.epsilon is None:
         raise not_set_error("epsilon")
@@ -122,7 +131,13 @@ def make_estimator(
         "device": config.training.device,
         "progress": progress,
     }
-    if config.data.task == "regression":
+    regression = config.data.task == "regression"
+    if config.data.text is not None:
+        options["encoder"] = config.data.encoder
+        if regression:
+            return CliplessTextRegressor(**options)
+        return CliplessTextClassifier(classes=classes, **options)
+    if regression:
         return CliplessRegressor(**options)
     return CliplessClassifier(classes=classes, **options)
 

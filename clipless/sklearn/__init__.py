@@ -19,10 +19,20 @@ if TYPE_CHECKING:
     from clipless.sklearn._persistence import load
     from clipless.sklearn._regressor import CliplessRegressor
     from clipless.sklearn._rule import TabularRule
+    from clipless.sklearn._scores import PrivateScores
+    from clipless.sklearn._scoring import PrivateErrors
+    from clipless.sklearn._text import CliplessTextClassifier, CliplessTextRegressor
+    from clipless.sklearn._text_encoders import FolderEncoder, HashedNgrams
 
 __all__ = [
     "CliplessClassifier",
     "CliplessRegressor",
+    "CliplessTextClassifier",
+    "CliplessTextRegressor",
+    "HashedNgrams",
+    "FolderEncoder",
+    "PrivateScores",
+    "PrivateErrors",
     "TabularRule",
     "RepeatedFitWarning",
     "ColumnWarning",

@@ -10,36 +10,30 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
-from sklearn.utils.validation import check_consistent_length, check_is_fitted
+from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
 
 from clipless.data import Cell, read_cell
 from clipless.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from clipless.privacy import Ledger
-from clipless.robustness import certified_radius
-from clipless.sklearn._base import (
-    FAILURE_PART,
-    NOTES,
-    CliplessEstimator,
-    Head,
-    add_to_bias,
-)
-from clipless.sklearn._bounds import Bounds
+from clipless.sklearn._base import FAILURE_PART, Head, Query
+from clipless.sklearn._decisions import Decisions
 from clipless.sklearn._labels import (
     class_array,
     declared_classes,
     read_labels,
-    same_labels,
     sorted_cells,
 )
+from clipless.sklearn._network import add_to_bias
 from clipless.sklearn._rule import TabularRule
+from clipless.sklearn._table_inputs import TableInputs
 from clipless.statistics import PrivateRows, value_threshold
 
 _MOST_NUMBERS = 50  # different numbers, not declared as classes, that are not yet a quantity
 _LEAST_COVERED = 0.5  # of the rows must have a label that was found
 
 
-class CliplessClassifier(ClassifierMixin, CliplessEstimator):
+class CliplessClassifier(Decisions, ClassifierMixin, TableInputs):
     """A classifier for tables, trained with differential privacy and nothing to tune.
 
     Guarantee: the fitted estimator is (epsilon, delta)-differentially private with respect to
@@ -73,6 +67,10 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
 
     Attributes:
         classes_: the labels, sorted.
+        decision_threshold_: the probability of the second of two classes from which on it is
+            predicted; 0.5, until you set it, to `scores.threshold(recall=0.9)` for example.
+        calibration_: scale and shift of the log odds; 1 and 0 until `calibrate` is called.
+        feature_importances_: how much each column moves the output, from released numbers.
         privacy_: the `PrivacyReport`: print it.
         network_: the trained network, on encoded rows.
         rule_: the hyper-parameters that were used.
@@ -103,10 +101,11 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
         class_weight: Mapping[Any, float] | str | None = None,
     ) -> None:
         super().__init__(
-            epsilon, delta, categorical_features=categorical_features,
-            feature_bounds=feature_bounds, rule=rule, ledger=ledger, random_state=random_state,
-            device=device, progress=progress,
+            epsilon, delta, rule=rule, ledger=ledger, random_state=random_state, device=device,
+            progress=progress,
         )  # fmt: skip
+        self.categorical_features = categorical_features
+        self.feature_bounds = feature_bounds
         self.classes = classes
         self.class_weight = class_weight
 
@@ -137,10 +136,8 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
         kind = BinaryCrossEntropy if len(self.classes_) == 2 else CrossEntropy
         return kind(tau=rule.temperature)
 
-    def _queries(
-        self, rule: TabularRule, rows: int, delta: float, bounds: Bounds
-    ) -> list[tuple[float, float]]:
-        found = super()._queries(rule, rows, delta, bounds)
+    def _queries(self, rule: TabularRule, rows: int, delta: float) -> list[Query]:
+        found = super()._queries(rule, rows, delta)
         if self._public_classes is not None:
             return [*found, (rule.label_noise, 0.0)]
         failure = FAILURE_PART * delta
@@ -236,6 +233,7 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
 
     def _finish_network(self, network: torch.nn.Sequential, rule: TabularRule) -> None:
         """Shift the logits by the weights: what training with them would tend to, for free."""
+        self.calibration_, self.decision_threshold_ = (1.0, 0.0), 0.5
         shift = self._log_weights - self._log_weights.mean()
         shift = (shift[1] - shift[0])[None] if len(shift) == 2 else shift
         add_to_bias(network, shift / rule.temperature)
@@ -246,11 +244,11 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
     def _notes(self) -> tuple[str, ...]:
         if self._public_classes is not None:
             return (
-                *NOTES,
+                *super()._notes(),
                 "The set of classes is public: given by the user, or booleans.",
             )
         return (
-            *NOTES,
+            *super()._notes(),
             "Which classes there are was found by a noisy count, which is paid for. Rows of rarer "
             "labels contribute nothing; `classes` fixes the set.",
         )
@@ -258,48 +256,15 @@ class CliplessClassifier(ClassifierMixin, CliplessEstimator):
     def _fitted_numbers(self) -> dict[str, Any]:
         if self.classes_.dtype.kind not in "OUSbiuf":
             raise ValueError(f"labels of type {self.classes_.dtype} cannot be saved")
-        return {"classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
+        return {
+            "classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str,
+            "calibration": list(self.calibration_), "threshold": self.decision_threshold_,
+        }  # fmt: skip
 
     def _restore_numbers(self, numbers: dict[str, Any]) -> None:
         self.classes_ = np.array(numbers["classes"], dtype=np.dtype(numbers["dtype"]))
-
-    def decision_function(self, X: Any) -> Any:  # noqa: N803
-        """Return logits: (n,) for two classes, positive for the second one, or (n, classes)."""
-        logits = self._outputs(X).numpy() * self.rule_.temperature
-        return logits[:, 0] if len(self.classes_) == 2 else logits
-
-    def predict(self, X: Any) -> Any:  # noqa: N803
-        """Return the most likely label of every row."""
-        logits = self.decision_function(X)
-        chosen = (logits > 0).astype(int) if logits.ndim == 1 else logits.argmax(axis=1)
-        return self.classes_[chosen]
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
-        """Return the part of the rows whose label is predicted; a missing label never is."""
-        right = same_labels(self.predict(X), y)
-        return float(np.average(right, weights=sample_weight))
-
-    def predict_proba(self, X: Any) -> Any:  # noqa: N803
-        """Return the probability of every class, (n, classes)."""
-        logits = torch.from_numpy(self.decision_function(X))
-        if logits.ndim == 1:
-            logits = torch.stack([torch.zeros_like(logits), logits], 1)
-        return torch.softmax(logits, dim=1).numpy()
-
-    def predict_log_proba(self, X: Any) -> Any:  # noqa: N803
-        """Return the logarithm of every probability."""
-        return np.log(np.maximum(self.predict_proba(X), np.finfo(np.float64).tiny))
-
-    def certified_radius(self, X: Any) -> Any:  # noqa: N803
-        """Return how far the numbers of each row can move without changing its prediction.
-
-        The distance is Euclidean over the numeric columns, each in units of its `spread_`: proved,
-        not estimated. Categories, and which values are missing, are taken as they are.
-        """
-        check_is_fitted(self, "network_")
-        numbers, codes, _ = self._read(X, reset=False)
-        encoded = self._encoder(numbers, codes)
-        return (certified_radius(self.network_, encoded) / self._encoder.lipschitz()).numpy()
+        scale, shift = map(float, numbers["calibration"])
+        self.calibration_, self.decision_threshold_ = (scale, shift), float(numbers["threshold"])
 
 
 def _check_weights(weights: Any) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -15,12 +14,14 @@ from safetensors.torch import save_file
 from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.errors import DamagedFileError
 from clipless.privacy import Plan, PrivacyReport
-from clipless.sklearn._base import CliplessEstimator, build_network
-from clipless.sklearn._encoder import Encoder
+from clipless.sklearn._base import CliplessEstimator
+from clipless.sklearn._network import build_network
 from clipless.sklearn._rule import TabularRule
-from clipless.sklearn._table import Schema
 
-_FORMAT = "clipless-estimator-3"
+_KINDS = (
+    "CliplessClassifier", "CliplessRegressor", "CliplessTextClassifier", "CliplessTextRegressor",
+)  # fmt: skip
+_FORMAT = "clipless-estimator-4"
 
 
 def save(estimator: CliplessEstimator, path: str | os.PathLike[str]) -> None:
@@ -36,7 +37,7 @@ def save(estimator: CliplessEstimator, path: str | os.PathLike[str]) -> None:
             "delta": estimator.delta,
             "rule": vars(estimator.rule_),
         },
-        "schema": estimator._schema.to_dict(),
+        "inputs": estimator._describe_inputs(),
         "fitted": estimator._fitted_numbers(),
         "n_iter": estimator.n_iter_,
         "privacy": report.to_dict(),
@@ -47,12 +48,16 @@ def save(estimator: CliplessEstimator, path: str | os.PathLike[str]) -> None:
     os.replace(partial, path)
 
 
-def load(path: str | os.PathLike[str]) -> Any:
+def load(path: str | os.PathLike[str], *, encoder: Any = None) -> Any:
     """Read an estimator that `save` wrote, ready to predict. Nothing is unpickled or executed.
+
+    `encoder` is that of an estimator for texts, where it is a function, or a folder that is no
+    longer where it was.
 
     Example:
         >>> import tempfile
         >>> from clipless.sklearn import CliplessClassifier
+        >>> import numpy as np
         >>> X = np.random.default_rng(0).normal(size=(200, 3))
         >>> fitted = CliplessClassifier(random_state=0).fit(X, X[:, 0] > 0)
         >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
@@ -64,7 +69,7 @@ def load(path: str | os.PathLike[str]) -> Any:
         with safe_open(os.fspath(path), framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("clipless", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return _restored(header, tensors)
+        return _restored(header, tensors, encoder)
     except FileNotFoundError:
         raise
     except (OSError, SafetensorError, RuntimeError, *MALFORMED_ERRORS) as error:
@@ -74,7 +79,7 @@ def load(path: str | os.PathLike[str]) -> Any:
         ) from error
 
 
-def _restored(header: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def _restored(header: Any, tensors: dict[str, torch.Tensor], encoder: Any) -> Any:
     """Return the estimator that a header and tensors describe."""
     if header.get("format") != _FORMAT:
         raise ValueError(
@@ -82,22 +87,17 @@ def _restored(header: Any, tensors: dict[str, torch.Tensor]) -> Any:
             f"{header.get('format')!r}, not {_FORMAT!r}"
         )
     package = importlib.import_module("clipless.sklearn")
-    kinds = {
-        each.__name__: each for each in (package.CliplessClassifier, package.CliplessRegressor)
-    }
+    kinds = {name: getattr(package, name) for name in _KINDS}
     if header["class"] not in kinds:
         raise ValueError(f"it holds an unknown kind of estimator, {header['class']!r}")
     parameters = dict(header["parameters"])
     rule = TabularRule(**parameters.pop("rule"))
     estimator = kinds[header["class"]](**parameters)
     estimator.rule_ = rule
-    estimator._schema = Schema.from_dict(header["schema"])
-    estimator.n_features_in_ = len(estimator._schema.kinds)
-    if estimator._schema.names is not None:
-        estimator.feature_names_in_ = np.array(estimator._schema.names, dtype=object)
-    estimator._encoder = Encoder.from_dict(_under(tensors, "encoder."))
+    estimator._restore_inputs(header["inputs"], _under(tensors, "encoder."), encoder)
     weights = _under(tensors, "network.")
-    network = build_network(estimator._encoder.features, rule.hidden, len(weights["3.bias"]))
+    outputs = len(weights["3.bias" if rule.hidden else "1.bias"])
+    network = build_network(estimator._encoder.features, rule.hidden, outputs)
     network.load_state_dict(weights)
     estimator.network_ = network.eval()
     estimator.n_iter_ = header["n_iter"]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_consistent_length
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 
 from clipless.losses import Huber, Loss
-from clipless.sklearn._base import CliplessEstimator
+from clipless.privacy import Ledger
 from clipless.sklearn._labels import read_labels
 from clipless.sklearn._rule import TabularRule
+from clipless.sklearn._scoring import AnyLedger, PrivateErrors, score_regressor
+from clipless.sklearn._table_inputs import TableInputs
 from clipless.statistics import Scaling
 
 _STEEPNESS = 8.0  # how many spreads of the target one unit of the network's output is
@@ -22,7 +26,7 @@ _HUBER = 1.35  # in spreads: 95% as efficient as squared error on Gaussian error
 _REACH = 4.0  # targets are clipped to this many spreads from their centre
 
 
-class CliplessRegressor(RegressorMixin, CliplessEstimator):
+class CliplessRegressor(RegressorMixin, TableInputs):
     """A regressor for tables, trained with differential privacy and nothing to tune.
 
     Guarantee and arguments are those of `CliplessClassifier`. The target is scaled like one more
@@ -38,6 +42,26 @@ class CliplessRegressor(RegressorMixin, CliplessEstimator):
     """
 
     _extra_columns = 1
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        *,
+        categorical_features: Sequence[str | int] | None = None,
+        feature_bounds: Any = None,
+        rule: TabularRule | None = None,
+        ledger: Ledger | str | os.PathLike[str] | None = None,
+        random_state: Any = None,
+        device: str | None = None,
+        progress: bool = False,
+    ) -> None:
+        super().__init__(
+            epsilon, delta, rule=rule, ledger=ledger, random_state=random_state, device=device,
+            progress=progress,
+        )  # fmt: skip
+        self.categorical_features = categorical_features
+        self.feature_bounds = feature_bounds
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 - scikit-learn's names
         """Train on a table and one number for each of its rows.
@@ -61,7 +85,7 @@ class CliplessRegressor(RegressorMixin, CliplessEstimator):
     def _criterion(self, rule: TabularRule) -> Loss:
         return Huber(delta=_HUBER / _STEEPNESS)
 
-    def _feature_scaling(self, scaling: Scaling) -> Scaling:
+    def _take_target(self, scaling: Scaling) -> Scaling:
         """Take the target's centre and spread off the end."""
         self._target_center = scaling.center[-1].item()
         self._target_spread = scaling.spread[-1].item()
@@ -83,7 +107,32 @@ class CliplessRegressor(RegressorMixin, CliplessEstimator):
     def _restore_numbers(self, numbers: dict[str, Any]) -> None:
         self._target_center, self._target_spread = numbers["center"], numbers["spread"]
 
+    @property
+    def _output_unit(self) -> float:
+        return self._target_spread * _STEEPNESS
+
+    @property
+    def _target_scale(self) -> tuple[float, float]:
+        """Centre and spread of the target, as released."""
+        return self._target_center, self._target_spread
+
+    def score_privately(
+        self,
+        X: Any,  # noqa: N803
+        y: Any,
+        *,
+        epsilon: float,
+        delta: float | None = None,
+        ledger: AnyLedger = None,
+    ) -> PrivateErrors:
+        """Return the errors on private rows, with noise; see `CliplessClassifier`'s.
+
+        Errors are counted on half octaves, from which means follow to within some percent.
+        """
+        check_is_fitted(self, "network_")
+        return score_regressor(self, X, y, epsilon=epsilon, delta=delta, ledger=ledger)
+
     def predict(self, X: Any) -> Any:  # noqa: N803
         """Return the predicted number of every row."""
         outputs = self._outputs(X)[:, 0].numpy()
-        return self._target_center + self._target_spread * _STEEPNESS * outputs
+        return self._target_center + self._output_unit * outputs

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from clipless.data import split_rows
+from clipless.folders import RunFile, RunFolder
 from clipless.sklearn import load
 from tests.cli.shell import here, refused
 
@@ -50,6 +51,46 @@ def test_the_rest(table_run):
     assert here("export", table_run, "--format", "weights").code == 0
     assert here("data", "check", table_run).code == 0
     assert refused(here("train", "--resume", "--out", table_run), 2, "cannot go on")
+
+
+def test_predict(table_run, tmp_path):
+    import pandas as pd
+
+    data, out = table_run.parent / "table.csv", tmp_path / "predicted.csv"
+    assert here("predict", table_run, "--data", data, "--out", out, "--contributions").code == 0
+    found, rows = pd.read_csv(out), pd.read_csv(data)
+    estimator = load(RunFolder(table_run).file(RunFile.WEIGHTS))
+    assert found["answer"].tolist() == estimator.predict(rows[["a", "b", "kind"]]).tolist()
+    assert (found["answer"] == rows["answer"]).mean() > 0.8
+    assert np.allclose(found["probability of yes"] + found["probability of no"], 1)
+    parts = found[[f"contribution of {name}" for name in ("a", "b", "kind")]]
+    assert np.corrcoef(parts["contribution of a"], rows["a"])[0, 1] > 0.9
+    rows.drop(columns="b").to_csv(tmp_path / "less.csv")
+    lacking = here("predict", table_run, "--data", tmp_path / "less.csv", "--out", out)
+    assert refused(lacking, 2, "lacks the columns b")
+
+
+def test_a_column_of_texts(tmp_path):
+    import pandas as pd
+
+    liked = np.random.default_rng(0).random(700) < 0.5
+    texts = [f"a {'lovely' if yes else 'dreadful'} film" for yes in liked]
+    table = pd.DataFrame({"age": range(700), "review": texts, "liked": liked})
+    table.to_csv(tmp_path / "reviews.csv", index=False)
+    flags = ("--data", tmp_path / "reviews.csv", "--target", "liked", "--epsilon", "3")
+    run = tmp_path / "run"
+    trained = here("train", *flags, "--text", "review", "--out", run, "--json")
+    assert trained.code == 0, trained.err
+    assert trained.json["metrics"]["accuracy"] > 0.95
+    table.drop(columns="liked").to_csv(tmp_path / "new.csv", index=False)
+    out = tmp_path / "out.csv"
+    assert here("predict", run, "--data", tmp_path / "new.csv", "--out", out).code == 0
+    assert (pd.read_csv(out)["liked"] == liked).mean() > 0.95
+    assert here("certify", run, "--json").json["certified_accuracy"]["unit"].startswith("unit")
+    assert refused(here("train", *flags, "--text", "revue", "--out", tmp_path / "x"), 2, "'revue'")
+    assert refused(
+        here("train", *flags, "--encoder", "folder", "--out", tmp_path / "x"), 2, "--text"
+    )
 
 
 def test_bad_tables(tmp_path):

@@ -68,7 +68,7 @@ class Sneaky(CliplessClassifier):
         self._mean = rows.numbers.mean(0)
         return rows
 
-    def _feature_scaling(self, scaling):
+    def _take_target(self, scaling):
         scaling.center.copy_(self._mean)
         return scaling
 
@@ -215,3 +215,16 @@ def test_fits_that_fail_after_a_query_count_as_well(table):
         CliplessClassifier().fit(x, np.zeros(len(x), dtype=int))
     with pytest.warns(RepeatedFitWarning), pytest.raises(ValueError, match="is spent"):
         CliplessClassifier().fit(x, np.zeros(len(x), dtype=int))
+
+
+def test_wide_tables_of_few_rows_have_no_hidden_layer_and_others_do():
+    def hidden(rows, columns):
+        return TabularRule.choose(rows=rows, columns=columns, epsilon=1.0).hidden
+
+    assert hidden(5_485, 384) == 0
+    assert hidden(50 * 384, 384) == hidden(5_485, 127) == 32
+    x = np.random.default_rng(0).normal(size=(400, 130))
+    fitted = CliplessClassifier(4.0, classes=[0, 1, 2], random_state=0).fit(x, np.arange(400) % 3)
+    assert len(fitted.network_) == 2
+    assert fitted.predict_proba(x[:3]).shape == (3, 3)
+    assert fitted.contributions(x[:3]).shape == (3, 3, 130)

@@ -41,6 +41,12 @@ def train(
     task: Annotated[
         str | None, typer.Option(help="What a table's target is: classification or regression.")
     ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="The column of texts to predict from, and no other.")
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="The folder of a transformers model for texts.")
+    ] = None,
     root: Root = None,
     limit: Annotated[
         int | None, typer.Option(help="Train on the first so many examples only.")
@@ -98,11 +104,13 @@ def train(
         clipless train --data digits --epsilon 2
         clipless train --recipe mnist-epsilon3 --out runs/mnist
         clipless train --data people.csv --target income --epsilon 1
+        clipless train --data reviews.csv --target stars --text review --epsilon 1
         clipless train --resume --out runs/mnist
         torchrun --nproc-per-node 4 -m clipless train --recipe mnist-epsilon3 --out runs/mnist
     """
     flags = {
-        "data.target": target, "data.task": task, "data.root": root, "data.limit": limit,
+        "data.target": target, "data.text": text, "data.encoder": encoder, "data.task": task,
+        "data.root": root, "data.limit": limit,
         "model.name": model, "loss.name": loss,
         "privacy.epsilon": epsilon, "privacy.delta": delta,
         "privacy.large_delta": large_delta or None,

@@ -33,6 +33,9 @@ class DataConfig:
         file: a table (.csv, .tsv, .parquet), or arrays (.npz with `x`, `y`, and perhaps `x_test`,
             `y_test`).
         target: the column of a table that is to be predicted.
+        text: the column of texts to predict from; the other columns are left out.
+        encoder: the folder of a transformers model that makes vectors of texts; by default, hashed
+            n-grams.
         separator: of a text table, if it is not the usual one.
         task: what a table's target is.
         classes: the labels of a table's target, if they are public; by default those that a noisy
@@ -48,6 +51,8 @@ class DataConfig:
     name: str | None = None
     file: str | None = None
     target: str | None = None
+    text: str | None = None
+    encoder: str | None = None
     separator: str | None = None
     task: Task = "classification"
     classes: tuple[Any, ...] | None = None
@@ -81,6 +86,14 @@ class DataConfig:
         check_setting(
             table or self.target is None,
             f"data.target={self.target!r} is for tables (.csv, .tsv, .parquet)",
+        )
+        check_setting(
+            self.text is None or (table and self.text != self.target),
+            f"data.text={self.text!r} must be a column of a table other than the target",
+        )
+        check_setting(
+            self.encoder is None or self.text is not None,
+            "data.encoder makes vectors of texts: name their column (data.text, --text)",
         )
         check_setting(table or self.task == "classification", "regression is for tables")
         check_setting(

@@ -177,6 +177,13 @@ def _table(config: DataConfig) -> RunData:
     if column is None:
         raise not_set_error("target")
     features, target = read_table(file, target=column, separator=config.separator)
+    if config.text is not None:
+        if config.text not in features.columns:
+            raise ConfigError(
+                f"{file} has no column {config.text!r} of texts (data.text, --text). It has "
+                f"{', '.join(map(str, features.columns))}."
+            )
+        features = features[[config.text]]
     labels = config.classes
     if labels is not None and not file.lower().endswith((".parquet", ".pq")):
         labels = tuple(parse_cell(each) if isinstance(each, str) else each for each in labels)
@@ -189,7 +196,7 @@ def _table(config: DataConfig) -> RunData:
         input_shape=(features.shape[1],),
         classes=1,
         labels=labels,
-        unit="private spreads of the columns",
+        unit="private spreads of the columns" if config.text is None else "unit vectors of texts",
     )
 
 
