@@ -32,6 +32,7 @@ from clipless.sklearn._labels import (
     same_labels,
     sorted_cells,
 )
+from clipless.sklearn._plots import ClassifierPlots
 from clipless.sklearn._rule import TabularRule
 from clipless.statistics import PrivateRows, value_threshold
 
@@ -39,7 +40,7 @@ _MOST_NUMBERS = 50  # different numbers, not declared as classes, that are not y
 _LEAST_COVERED = 0.5  # of the rows must have a label that was found
 
 
-class CliplessClassifier(ClassifierMixin, CliplessEstimator):
+class CliplessClassifier(ClassifierMixin, ClassifierPlots, CliplessEstimator):
     """A classifier for tables, trained with differential privacy and nothing to tune.
 
     Guarantee: the fitted estimator is (epsilon, delta)-differentially private with respect to

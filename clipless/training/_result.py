@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from clipless.privacy import guarantee_in_words
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 StopReason = Literal["finished", "budget", "interrupted", "failed"]
 
@@ -30,6 +33,15 @@ class FitResult:
     metrics: dict[str, float]
     averaged_metrics: dict[str, float]
     resumed_from: int | None
+
+    def plot(self) -> Figure:
+        """Return a figure of loss, accuracy and epsilon over the epochs.
+
+        It shows `history`, and like it is not covered by the guarantee.
+        """
+        from clipless.plots import training_figure
+
+        return training_figure(self.history, title=guarantee_in_words(self.epsilon, self.delta))
 
     def __str__(self) -> str:
         text = (
