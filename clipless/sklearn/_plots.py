@@ -24,12 +24,12 @@ class ClassifierPlots:
         epsilons: Sequence[float] = (0.3, 1.0, 3.0, 10.0),
         repeats: int = 1,
     ) -> Figure:
-        """Return a figure of the score on `test` over epsilon, by fits of unfitted copies to (X, y).
+        """Return a figure of the score on `test` over epsilon, by fits of copies to (X, y).
 
-        It is made for public data. On private rows every fit is a release: together they cost
-        at most the sum of all epsilons, times `repeats`, whatever is done with the figure. An
-        estimator with a ledger is refused: its budget is not for trying out. The dashed line is the
-        share of the largest class of the test labels, which a model without any knowledge reaches.
+        It is made for public data. On private rows every fit is a release: together they cost at
+        most the sum of all epsilons, times `repeats`, whatever is done with the figure. An
+        estimator with a ledger is refused: its budget is not for trying out. The dashed line is
+        the share of the largest class of the test labels, which a constant prediction reaches.
         """
         import numpy as np
         from sklearn.base import clone

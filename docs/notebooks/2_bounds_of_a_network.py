@@ -43,7 +43,7 @@ images, labels = torch.rand(64, 1, 28, 28), torch.randint(10, (64,))
 typical = {}
 for name, parameter in model.named_parameters():
     norms = []
-    for image, label in zip(images[:16], labels[:16]):
+    for image, label in zip(images[:16], labels[:16], strict=True):
         loss = criterion(model(image[None]), label[None])
         norms.append(torch.autograd.grad(loss, parameter)[0].norm().item())
     typical[name] = sum(norms) / len(norms)

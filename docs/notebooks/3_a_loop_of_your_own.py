@@ -45,7 +45,7 @@ print(f"noise multiplier {engine.plan.noise_multiplier:.2f}, delta {engine.plan.
 
 # %%
 sizes, accuracy = [], []
-for epoch in range(epochs):
+for _ in range(epochs):
     for images, labels in loader:
         sizes.append(len(images))
         optimizer.zero_grad()

@@ -40,7 +40,7 @@ figure
 # And epsilon over the steps of a run, step by step as the ledger would count it:
 
 # %%
-from clipless.accounting import Mechanism, epsilon_curve, epsilon
+from clipless.accounting import Mechanism, epsilon
 
 step = Mechanism(noise_multiplier=2.42, sampling=PoissonSampling(dataset_size=N, rate=4096 / N))
 counts = [1, 50, 100, 200, 300, 450, 600, 900]

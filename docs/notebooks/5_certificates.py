@@ -62,7 +62,7 @@ axes.contour(
     colors=COLOURS[2],
 )
 turn = torch.linspace(0, 6.2832, 60)
-for point, label, r in zip(x[3500:3540], y[3500:3540], radius[:40]):
+for point, label, r in zip(x[3500:3540], y[3500:3540], radius[:40], strict=True):
     colour = COLOURS[int(label)]
     axes.plot(*point, marker="o", markersize=3, color=colour)
     axes.fill(point[0] + r * turn.cos(), point[1] + r * turn.sin(), color=colour, alpha=0.15)

@@ -37,7 +37,7 @@ print(lying)
 from clipless.plots import COLOURS, EDGE, new_figure
 
 figure, (axes,) = new_figure()
-for place, (name, noise) in enumerate((("as claimed", sigma), ("half the noise", sigma / 2))):
+for place, noise in enumerate((sigma, sigma / 2)):
     bounds = [audit(noise).lower_bound for _ in range(10)]
     axes.plot([place + 0.03 * k for k in range(-5, 5)], bounds, "o", color=COLOURS[place])
 axes.axhline(claimed, color=EDGE, linestyle="--")

@@ -1,6 +1,6 @@
 # %% [markdown]
 # # Time of a step, against clipping
-# The same small network and batch, four ways: plainly, with clipless, and with gradients clipped for every example
+# The same small network and batch, three ways: plainly, with clipless, and with gradients clipped for every example
 # (by `torch.func`, which is what DP-SGD needs). It is a toy on one core; [all measurements](../results/speed.md).
 
 # %%
