@@ -63,7 +63,7 @@ def pages(*, run: bool = True) -> list[tuple[str, str, str | bytes]]:
         found.append((title_of(source), f"notebooks/{source.stem}.md", text))
         for picture in sorted(folder.glob("*.svg")) if folder else ():
             found.append(("", f"notebooks/{picture.name}", picture.read_bytes()))
-        found.append(("", f"notebooks/{source.stem}.source.py", source.read_bytes()))
+        found.append(("", f"notebooks/source/{source.name}", source.read_bytes()))
     return found
 
 
@@ -126,7 +126,7 @@ def execute(source: Path, folder: Path) -> str:
         if printed.strip():
             parts.append(f'```text title="Output"\n{printed.rstrip()}\n```')
     parts.append(
-        f"[The source of this page]({source.stem}.source.py) is a Python file that runs by itself."
+        f"[The source of this page](source/{source.name}) is a Python file that runs by itself."
     )
     return "\n\n".join(parts) + "\n"
 
