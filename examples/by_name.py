@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--root")
     parser.add_argument("--model", default="mlp", choices=models.names())
     parser.add_argument("--epsilon", type=float, default=3.0)
-    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--epochs", type=int, default=50)
     options = parser.parse_args()
 
     train, (test_images, test_labels), classes = load(options.data, options.root)
@@ -55,11 +55,13 @@ def main() -> None:
         module=model, optimizer=optimizer, data_loader=loader, criterion=criterion,
         target_epsilon=options.epsilon, epochs=options.epochs,
     )  # fmt: skip
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs)
     for _ in range(options.epochs):
         for images, labels in loader:
             optimizer.zero_grad()
             criterion(model(images), labels).backward()
             optimizer.step()
+        scheduler.step()
 
     model.eval()
     with torch.no_grad():
