@@ -1,9 +1,11 @@
 """Figures of the classifier."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from clipless.sklearn import CliplessClassifier
+from clipless.sklearn import CliplessClassifier, TabularRule
 
 pytest.importorskip("matplotlib")
 
@@ -16,7 +18,8 @@ def table(rows, seed):
 def test_one_fit_for_each_epsilon_and_chance_as_a_line():
     x, y = table(600, 0)
     test = table(200, 1)
-    classifier = CliplessClassifier(classes=[0, 1])
+    rule = replace(TabularRule.choose(rows=600, columns=3, epsilon=1.0), steps=100)
+    classifier = CliplessClassifier(classes=[0, 1], rule=rule)
     figure = classifier.plot_privacy_utility(x, y, test=test, epsilons=(1.0, 8.0))
     (axes,) = figure.axes
     curve, chance = axes.get_lines()
