@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 CONSTRAINTS ?= constraints.txt
 
-.PHONY: setup demo test slow lint coverage fuzz bench clean
+.PHONY: setup demo test slow lint coverage fuzz bench docs docs-serve release-check clean
 .DEFAULT_GOAL := demo
 
 setup: $(STAMP)
@@ -48,5 +48,18 @@ fuzz: setup
 bench: setup
 	$(BIN)/python benchmarks/overhead.py
 
+# The documentation site in build/site, notebooks and figures included; every warning is an error.
+docs: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -k snippets tests/test_docs.py
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict
+
+# The same in a browser, at http://127.0.0.1:8000, rebuilt when a page changes; without notebooks' outputs.
+docs-serve: setup
+	NO_MKDOCS_2_WARNING=1 CLIPLESS_SITE_NOTEBOOKS=skip $(BIN)/python -m mkdocs serve
+
+# Everything that a release must be: packages, metadata, fresh installations with every extra.
+release-check: setup
+	$(BIN)/python tools/release/check.py
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

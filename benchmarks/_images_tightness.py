@@ -38,5 +38,7 @@ def tightness_by_colour(root, device):
                 "counts": list(each.counts),
                 "signal_to_noise": weight.grad.norm().item() / noise,
             })  # fmt: skip
-        print(colour, [round(each.mean, 3) for each in measured.parameters], flush=True)
+        print(f"{colour}: mean gradient norm over its bound, of {EXAMPLES} images")
+        for each in measured.parameters:
+            print(f"  {each.name:24} {each.mean:8.4f}   largest {each.largest:8.4f}", flush=True)
     return rows

@@ -9,6 +9,9 @@
 
     python examples/random_prior.py --seconds 240 --backbone backbone.pt --json rows.json
 
+Made for a GPU: the 240 seconds above are those of one, in which a CPU sees far fewer images.
+Without a GPU it says so, and --device cpu insists.
+
 The backbone is kept: the same command goes on from step 3 if the file is there. Each row of the
 table has a guarantee of its own; whoever publishes several of them spends several.
 """
@@ -347,8 +350,11 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 3.0, 8.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path, default=Path("random-prior.json"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", help="by default a GPU; cpu to insist on a CPU")
     options = parser.parse_args()
+    if options.device is None and not torch.cuda.is_available():
+        parser.error("there is no GPU, for which this is made; --device cpu tries all the same")
+    options.device = options.device or "cuda"
 
     torch.backends.cudnn.benchmark = True  # all batches of pretraining have one shape
     # Features and private training in full precision, whose rounding the bounds allow for.

@@ -11,6 +11,7 @@ from clipless.bounds._rule import Product
 from clipless.spectral import Certificate
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Group
     from rich.table import Table
 
@@ -87,6 +88,12 @@ class SensitivityReport:
         data["gradient_bounds"] = self.gradient_bounds
         data["global_bound"] = self.global_bound
         return data
+
+    def plot_bounds(self) -> Figure:
+        """Return a figure of the bounds of all trainable parameters, in the network's order."""
+        from clipless.plots import bounds_figure
+
+        return bounds_figure(self.gradient_bounds, title=f"Loss: {self.loss}")
 
     def table(self) -> Table:
         """Return the bounds of every operation and parameter as a `rich` table."""

@@ -17,6 +17,7 @@ from clipless.cli.commands._doctor import doctor
 from clipless.cli.commands._export import export
 from clipless.cli.commands._predict import predict
 from clipless.cli.commands._report import report
+from clipless.cli.commands._schema import schema
 from clipless.cli.commands._sweep import sweep
 from clipless.cli.commands._train import train
 from clipless.runs import ConfigError, torchrun_rank
@@ -59,6 +60,7 @@ app.command()(audit)
 app.command()(report)
 app.command()(export)
 app.command()(sweep)
+app.command()(schema)
 app.command()(doctor)
 app.add_typer(data_app, name="data")
 app.command(context_settings={"allow_interspersed_args": False})(bench)

@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 
+from clipless.cli._completion import run_folders, setting_keys
 from clipless.folders import RunFile, RunFolder, RunFolderError
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on the standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.", hidden=True)]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+RunArgument = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="The folder of a run.", autocompletion=run_folders),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -19,6 +23,7 @@ Settings = Annotated[
         metavar="KEY=VALUE",
         help="A setting of the model (hidden=64), or of any section (training.average=0.9). "
         "May be repeated.",
+        autocompletion=setting_keys,
     ),
 ]
 

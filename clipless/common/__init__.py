@@ -6,6 +6,7 @@ from clipless.common._arguments import (
     not_set_error,
     require_positive,
 )
+from clipless.common._duration import DurationNote
 from clipless.common._lazy import lazy_names
 from clipless.common._lock import take_lock
 from clipless.common._malformed import MALFORMED_ERRORS, error_text
@@ -21,6 +22,7 @@ from clipless.common._release import (
 
 __all__: list[str] = [
     "MALFORMED_ERRORS",
+    "DurationNote",
     "Query",
     "Watcher",
     "did_you_mean",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from clipless import nn as lip
 from clipless.bounds import Bound, CallSite, Signal, register
+from clipless.common import DurationNote
 
 
 class ImageFeatures(nn.Module):
@@ -76,12 +77,18 @@ class ImageFeatures(nn.Module):
         return coefficients.clamp(min=0).sqrt() if self.root else coefficients
 
     @torch.no_grad()
-    def compute(self, images: Tensor, *, batch_size: int = 500) -> Tensor:
-        """Return the features of many images, in batches, on the device that the images are on."""
+    def compute(self, images: Tensor, *, batch_size: int = 500, note: bool = False) -> Tensor:
+        """Return the features of many images, in batches, on the device that the images are on.
+
+        With `note`, a line on the standard error says how long it will take, if that is minutes.
+        """
         out = images.new_empty(len(images), *self.output_shape)
+        duration = DurationNote(f"Computing features of {len(images):,} images", total=len(images))
         for start in range(0, len(images), batch_size):
             part = slice(start, start + batch_size)
             out[part] = self(images[part])
+            if note:
+                duration.update(start + batch_size)
         return out
 
     def extra_repr(self) -> str:

@@ -54,7 +54,7 @@ def train_images_run(
         delta=config.privacy.delta,
         rule=rule_of(config, examples=data.size),
         ledger=folder.ledger,
-        progress=bool(progress),
+        progress=progress,
     )
     digest = folder.write_weights(_weights(trained.model))
     plan = trained.privacy.plan

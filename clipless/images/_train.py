@@ -60,7 +60,7 @@ def train_images(
     rule: ImageRule | None = None,
     ledger: Ledger | str | os.PathLike[str] | None = None,
     features: Tensor | None = None,
-    progress: bool = False,
+    progress: bool | None = False,
 ) -> TrainedImages:
     """Train a linear layer on standardised scattering features of private images.
 
@@ -76,6 +76,8 @@ def train_images(
         rule: by default that of `ImageRule.choose`.
         ledger: goes on with this one, or is kept in this file; in memory by default.
         features: those of the images, by `ImageFeatures.compute`, if several runs share them.
+        progress: show a bar on the standard error; None shows it on a terminal, and elsewhere says
+            how long it will take if that is minutes.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -106,7 +108,7 @@ def train_images(
         front = network.get_submodule("features")
         if not isinstance(front, ImageFeatures):
             raise TypeError(f"the network's features are {type(front).__name__}")
-        inputs = front.compute(images) if features is None else features
+        inputs = front.compute(images, note=progress is not False) if features is None else features
         if tuple(inputs.shape) != (count, *front.output_shape):
             raise ValueError(
                 f"features of {count} images have shape {(count, *front.output_shape)}, got "
@@ -156,7 +158,7 @@ def _train(
     ledger: Ledger,
     *,
     largest: float,
-    progress: bool,
+    progress: bool | None,
 ) -> tuple[int, PrivacyReport]:
     """Standardise the features in custody, and train the head in place."""
     statistics = fit_channels(

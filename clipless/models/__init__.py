@@ -5,12 +5,21 @@ from clipless.models._convolutional import LeNetConfig, VGGConfig
 from clipless.models._features import extract_features
 from clipless.models._mixer import MixerConfig
 from clipless.models._mlp import HeadConfig, MLPConfig
-from clipless.models._registry import build, from_dict, names, register, to_dict, unregister
+from clipless.models._registry import (
+    build,
+    configurations,
+    from_dict,
+    names,
+    register,
+    to_dict,
+    unregister,
+)
 from clipless.models._resnet import ResNetConfig
 
 __all__ = [
     "build",
     "names",
+    "configurations",
     "to_dict",
     "from_dict",
     "ModelConfig",

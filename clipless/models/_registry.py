@@ -74,6 +74,11 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_MODELS))
 
 
+def configurations() -> dict[str, type[ModelConfig]]:
+    """Return the class of each model's configuration, by the model's name."""
+    return {name: _MODELS[name].config for name in names()}
+
+
 def build(model: str | ModelConfig, /, **settings: Any) -> nn.Sequential:
     """Build a model from its configuration, or from its name and settings.
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clipless.robustness._certifier import EVALUATION_BATCH, Certifier, Method, example_shape
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Group
     from rich.table import Table
 
@@ -51,6 +52,15 @@ class CertifiedAccuracy:
         if not math.isfinite(self.median_radius):
             data["median_radius"] = None
         return data
+
+    def plot(self) -> Figure:
+        """Return a figure of certified accuracy over the radius."""
+        from clipless.plots import certificate_figure
+
+        title = f"{self.examples:,} examples, {self.clean_accuracy:.1%} right"
+        return certificate_figure(
+            {self.method: (self.curve_radii, self.curve_accuracies)}, title=title
+        )
 
     def table(self) -> Table:
         """Return radii and accuracies as a `rich` table."""

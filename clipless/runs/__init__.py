@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from clipless.folders import RunFolderError
     from clipless.runs._build import (
         build_loss,
+        loss_names,
         resolved_config,
         resolved_loss,
         targets_for,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     )
     from clipless.runs.config._files import merge_config_layers, read_config_file
     from clipless.runs.config._recipes import recipe, recipes
+    from clipless.runs.config._schema import config_schema, section_schema, type_schema
     from clipless.runs.config._sections import (
         Choice,
         DataConfig,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RunConfig",
+    "config_schema",
     "DataConfig",
     "Choice",
     "PrivacyConfig",
@@ -65,6 +68,7 @@ __all__ = [
     "RunProcesses",
     "as_arrays",
     "build_loss",
+    "loss_names",
     "check_data",
     "default_model",
     "is_first_process",
@@ -84,6 +88,8 @@ __all__ = [
     "train_on",
     "as_type",
     "resolved_config",
+    "section_schema",
+    "type_schema",
     "usable_device",
 ]
 

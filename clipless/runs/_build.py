@@ -132,6 +132,11 @@ def input_shape(config: RunConfig) -> tuple[int, ...]:
     return models.from_dict(config.model.to_dict()).input_shape
 
 
+def loss_names() -> tuple[str, ...]:
+    """Return the names that a configuration may give a loss."""
+    return tuple(LOSSES)
+
+
 def build_loss(choice: Choice) -> losses.Loss:
     """Build the loss of a resolved configuration."""
     if choice.name is None:

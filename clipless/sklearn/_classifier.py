@@ -25,6 +25,7 @@ from clipless.sklearn._labels import (
     sorted_cells,
 )
 from clipless.sklearn._network import add_to_bias
+from clipless.sklearn._plots import ClassifierPlots
 from clipless.sklearn._rule import TabularRule
 from clipless.sklearn._table_inputs import TableInputs
 from clipless.statistics import PrivateRows, value_threshold
@@ -33,7 +34,7 @@ _MOST_NUMBERS = 50  # different numbers, not declared as classes, that are not y
 _LEAST_COVERED = 0.5  # of the rows must have a label that was found
 
 
-class CliplessClassifier(Decisions, ClassifierMixin, TableInputs):
+class CliplessClassifier(Decisions, ClassifierMixin, ClassifierPlots, TableInputs):
     """A classifier for tables, trained with differential privacy and nothing to tune.
 
     Guarantee: the fitted estimator is (epsilon, delta)-differentially private with respect to

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from clipless.sweeps._records import Outcome, TrialRecord
     from clipless.sweeps._result import SweepResult
     from clipless.sweeps._run import read_sweep, run_sweep
+    from clipless.sweeps._schema import sweep_schema
     from clipless.sweeps._space import Choices, Range, Space
     from clipless.sweeps._summary import selected, write_summary
     from clipless.sweeps._transfer import Scale, total_noise, transfer
@@ -28,6 +29,7 @@ __all__ = [
     "Sweep",
     "run_sweep",
     "read_sweep",
+    "sweep_schema",
     "SweepResult",
     "TrialRecord",
     "Outcome",

@@ -24,8 +24,8 @@ _SECTIONS = ("data", "model", "loss", "privacy", "training")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options:
-    """The section [sweep] of a file."""
+class SweepOptions:
+    """Options of the section [sweep] of a file; what they mean is said at `Sweep`."""
 
     preset: str | None = None
     trials: int = 20
@@ -130,7 +130,7 @@ class Sweep:
         it is `tpe` with `hyperband`; with repetitions, `random` without pruning.
         """
         refuse_unknown(data, ("sweep", "space", "repetitions", *_SECTIONS), where="a sweep")
-        options = read_section(_Options, data.get("sweep", {}), where="sweep")
+        options = read_section(SweepOptions, data.get("sweep", {}), where="sweep")
         base = {name: dict(data[name]) for name in _SECTIONS if name in data}
         given = data.get("space")
         space = None if given is None else Space.from_dict(given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from clipless.distributed import reshard
 from clipless.losses import Loss
 from clipless.privacy import guarantee_in_words
 from clipless.training._data import pair
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _CLASSIFICATION = (
     losses.CrossEntropy,
@@ -138,6 +141,15 @@ class FitResult:
     metrics: dict[str, float]
     averaged_metrics: dict[str, float]
     resumed_from: int | None
+
+    def plot(self) -> Figure:
+        """Return a figure of loss, accuracy and epsilon over the epochs.
+
+        It shows `history`, and like it is not covered by the guarantee.
+        """
+        from clipless.plots import training_figure
+
+        return training_figure(self.history, title=guarantee_in_words(self.epsilon, self.delta))
 
     def __str__(self) -> str:
         text = (

@@ -15,6 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from clipless.common import DurationNote
 from clipless.privacy import PrivacyEngine
 from clipless.training._metrics import RunningMetrics
 
@@ -52,7 +53,7 @@ class EpsilonGauge:
 
 
 class ProgressBar:
-    """Steps, epsilon, loss, accuracy and time left, on a terminal; nothing anywhere else."""
+    """Steps, epsilon, loss, accuracy and time left on a terminal; else a line if it is long."""
 
     def __init__(self, *, show: bool | None, steps: int, done: int) -> None:
         console = Console(stderr=True)
@@ -60,6 +61,8 @@ class ProgressBar:
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._last = -math.inf
+        quiet = self.shown or show is False
+        self._note = None if quiet else DurationNote("Training", total=steps)
         if self.shown:
             self._progress = Progress(
                 TextColumn("training"),
@@ -74,6 +77,8 @@ class ProgressBar:
 
     def update(self, step: int, *, metrics: RunningMetrics, gauge: EpsilonGauge) -> None:
         """Show where training is, at most ten times a second."""
+        if self._note is not None:
+            self._note.update(step)
         if self._progress is None or time.monotonic() - self._last < 0.1:
             return
         numbers = metrics.read()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clipless.cli._completion import data_names, presets, pruners, samplers
+from clipless.cli._completion import repetitions as repetition_kinds
 from clipless.cli._config_layers import data_layer, flag_layer, set_layer
 from clipless.cli._options import Debug, Json, Settings
 from clipless.cli._output import emit, note
@@ -24,16 +26,24 @@ def sweep(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="A space of the paper: tabular, mnist, fashion-mnist, cifar10."),
+        typer.Option(
+            help="A space of the paper: tabular, mnist, fashion-mnist, cifar10.",
+            autocompletion=presets,
+        ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="As in clipless train.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="As in clipless train.", autocompletion=data_names)
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="The budget of every run.")] = None,
     settings: Settings = None,
     trials: Annotated[int | None, typer.Option(help="How many runs.")] = None,
     sampler: Annotated[
-        str | None, typer.Option(help="tpe, gp (Gaussian process) or random.")
+        str | None,
+        typer.Option(help="tpe, gp (Gaussian process) or random.", autocompletion=samplers),
     ] = None,
-    pruner: Annotated[str | None, typer.Option(help="hyperband or none.")] = None,
+    pruner: Annotated[
+        str | None, typer.Option(help="hyperband or none.", autocompletion=pruners)
+    ] = None,
     radius: Annotated[
         float | None, typer.Option(help="Measure certified accuracy at this radius too.")
     ] = None,
@@ -43,7 +53,10 @@ def sweep(
     ] = None,
     repetitions: Annotated[
         str | None,
-        typer.Option(help="Draw the number of runs: geometric, logarithmic or poisson."),
+        typer.Option(
+            help="Draw the number of runs: geometric, logarithmic or poisson.",
+            autocompletion=repetition_kinds,
+        ),
     ] = None,
     mean: Annotated[float | None, typer.Option(help="The mean of that number.")] = None,
     public_data: Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clipless.cli._completion import data_names, devices, loss_names, model_names, tasks
 from clipless.cli._config_layers import data_layer, flag_layer, set_layer
 from clipless.cli._exits import ExitCode
 from clipless.cli._options import Debug, Json, Root, Settings
@@ -35,11 +36,17 @@ if TYPE_CHECKING:
 def train(
     data: Annotated[
         str | None,
-        typer.Option(help="A data set by name (mnist, digits, ...), or a .csv, .parquet or .npz."),
+        typer.Option(
+            help="A data set by name (mnist, digits, ...), or a .csv, .parquet or .npz.",
+            autocompletion=data_names,
+        ),
     ] = None,
     target: Annotated[str | None, typer.Option(help="The column of a table to predict.")] = None,
     task: Annotated[
-        str | None, typer.Option(help="What a table's target is: classification or regression.")
+        str | None,
+        typer.Option(
+            help="What a table's target is: classification or regression.", autocompletion=tasks
+        ),
     ] = None,
     text: Annotated[
         str | None, typer.Option(help="The column of texts to predict from, and no other.")
@@ -52,10 +59,17 @@ def train(
         int | None, typer.Option(help="Train on the first so many examples only.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A model by name: mlp, lenet, vgg, resnet, ..., tabular.")
+        str | None,
+        typer.Option(
+            help="A model by name: mlp, lenet, vgg, resnet, ..., tabular.",
+            autocompletion=model_names,
+        ),
     ] = None,
     settings: Settings = None,
-    loss: Annotated[str | None, typer.Option(help="A loss by name: cross_entropy, ...")] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(help="A loss by name: cross_entropy, ...", autocompletion=loss_names),
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="The privacy budget.")] = None,
     delta: Annotated[float | None, typer.Option(help="By default 0.1/N, rounded down.")] = None,
     large_delta: Annotated[
@@ -74,7 +88,9 @@ def train(
     seed: Annotated[
         int | None, typer.Option(help="Of the initial weights; samples and noise have none.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, ...", autocompletion=devices)
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="A TOML, YAML or JSON file; flags override it.")
     ] = None,

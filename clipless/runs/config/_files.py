@@ -51,7 +51,7 @@ def parse_config(text: str, *, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name} is not valid: {error_text(error)}") from error
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise ConfigError(f"{name} must hold the sections of a configuration, [data] and so on")
-    return data
+    return {key: value for key, value in data.items() if key != "$schema"}  # that is for editors
 
 
 def _yaml(text: str) -> Any:
