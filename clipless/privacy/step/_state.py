@@ -195,8 +195,13 @@ class Gradients:
         """
         self.drop()
         for parameter, gradient in zip(self._trainable, gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
+            parameter.grad = gradient
         self._own = [p.grad for p in self._parameters if p.grad is not None]
+
+    def release(self, sums: Sequence[Tensor | None]) -> None:
+        """Let the optimizer find what was released, in the parameters' own format."""
+        both = zip(self._trainable, sums, strict=True)
+        self.put([None if each is None else each.to(own.dtype) for own, each in both])
 
     def withhold(self) -> None:
         """Let who looks for gradients before they have their noise find that they are kept back."""

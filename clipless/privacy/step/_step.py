@@ -318,9 +318,9 @@ class PrivateStep(StepParts):
         counts = [] if followers is None else followers.fractions(progress.counts, gradients[0])
         self._book.progress = None
         add_noise = partial(self.outcomes.add_noise, progress.step)
-        self._gradients.put(
+        self._gradients.release(
             self.group.release(gradients, counts, add_noise, progress.plan.releases)
-        )  # fmt: skip
+        )
 
     # --- 9. projection: the next step's bounds hold for the weights it begins with ----------------
 
