@@ -36,9 +36,9 @@ _LIBRARY = torch.library.Library("clipless", "FRAGMENT")
 _FACTORS = "Tensor cotangent, Tensor x, Tensor? factors, bool in_place"
 # Compilers need not copy operands into another layout for them; older releases have no such tag.
 _TAGS = tuple(tag for tag in (getattr(torch.Tag, "flexible_layout", None),) if tag is not None)
-_LIBRARY.define(f"linear_weight({_FACTORS}) -> Tensor", tags=_TAGS)
+_LIBRARY.define(f"linear_weight_sum({_FACTORS}) -> Tensor", tags=_TAGS)
 _LIBRARY.define(
-    f"convolution_weight({_FACTORS}, Tensor kernel, int[] stride, int[] padding, int[] dilation, "
+    f"convolution_weight_sum({_FACTORS}, Tensor kernel, int[] stride, int[] padding, int[] dilation, "
     "int groups) -> Tensor",
     tags=_TAGS,
 )
@@ -76,7 +76,7 @@ def linear_weight(
     to be kept.
     """
     if torch.compiler.is_compiling() and not transformed():
-        weight: Tensor = torch.ops.clipless.linear_weight(cotangent, x, factors, in_place)
+        weight: Tensor = torch.ops.clipless.linear_weight_sum(cotangent, x, factors, in_place)
         return weight
     return _linear_weight(cotangent, x, factors, in_place)
 
@@ -92,7 +92,7 @@ def convolution_weight(
 ) -> Tensor:
     """Return the gradient of a convolution's kernel, in float64; see `linear_weight`."""
     if torch.compiler.is_compiling() and not transformed():
-        operator = torch.ops.clipless.convolution_weight
+        operator = torch.ops.clipless.convolution_weight_sum
         weight: Tensor = operator(cotangent, x, factors, in_place, kernel, *geometry)
         return weight
     return _convolution_weight(cotangent, x, factors, in_place, kernel, *geometry)
@@ -142,15 +142,16 @@ def _convolution_weight(
 ) -> Tensor:
     cotangent, x = _with_factors(cotangent, x, factors, in_place)
     if x.device.type != "cpu" or not len(x):
-        return _kernel_gradient(cotangent, x, kernel, *geometry).to(torch.float64)
+        return _kernel_gradient(cotangent, x, kernel, *geometry).double().contiguous()
     positions = cotangent.shape[2:].numel()
     if positions > _MOST_POSITIONS:
         cotangent, x, kernel = cotangent.double(), x.double(), kernel.double()
     at_once = rows_at_once(positions)
-    return _added(
+    total = _added(
         _kernel_gradient(g, y, kernel, *geometry)
         for g, y in zip(cotangent.split(at_once), x.split(at_once), strict=True)
     )
+    return total.contiguous()  # whatever layout the library chose for parts of this size
 
 
 def _kernel_gradient(
@@ -203,8 +204,8 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-_LIBRARY.impl("linear_weight", _linear_weight, "CompositeExplicitAutograd")
-_LIBRARY.impl("convolution_weight", _convolution_weight, "CompositeExplicitAutograd")
+_LIBRARY.impl("linear_weight_sum", _linear_weight, "CompositeExplicitAutograd")
+_LIBRARY.impl("convolution_weight_sum", _convolution_weight, "CompositeExplicitAutograd")
 
 
 def _fake_linear_weight(
@@ -221,8 +222,8 @@ def _fake_convolution_weight(
     kernel: Tensor,
     *geometry: Any,
 ) -> Tensor:
-    return torch.empty_like(kernel, dtype=torch.float64)
+    return kernel.new_empty(kernel.shape, dtype=torch.float64)
 
 
-torch.library.register_fake("clipless::linear_weight", _fake_linear_weight)
-torch.library.register_fake("clipless::convolution_weight", _fake_convolution_weight)
+torch.library.register_fake("clipless::linear_weight_sum", _fake_linear_weight)
+torch.library.register_fake("clipless::convolution_weight_sum", _fake_convolution_weight)

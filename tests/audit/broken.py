@@ -50,7 +50,8 @@ class FakedSampling(Trainer):
     def _make_private(self, *arguments):
         loader = super()._make_private(*arguments)
         sampler = loader._sampler
-        draw, kept = sampler.draw, {}
+        draw = sampler.draw
+        kept: dict[str, Any] = {}
 
         def once(step):
             if not kept:  # the sampler itself forgets the key of a step that is over

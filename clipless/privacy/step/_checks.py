@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -202,6 +203,7 @@ def check_precision(inputs: tuple[Any, ...], precision: Precision = "float32") -
             "(torch.set_float32_matmul_precision('medium'), or torch.backends.mkldnn). Set it to "
             "'highest', or pass precision='bfloat16' to make_private."
         )
+    check_environment(precision)
     matmul = torch.backends.cuda.matmul
     if (
         precision == "bfloat16"
@@ -211,6 +213,24 @@ def check_precision(inputs: tuple[Any, ...], precision: Precision = "float32") -
         raise PrivacyError(
             "sums of bfloat16 products may be rounded on the way, torch's default. Set "
             "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False."
+        )
+
+
+def check_environment(precision: Precision) -> None:
+    """Refuse environment variables that change arithmetic behind torch's back."""
+    for name in ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"):
+        mode = os.environ.get(name, "").upper()
+        if mode not in ("", "STRICT"):
+            raise PrivacyError(
+                f"the environment has {name}={mode}, which lets the CPU round products, those of "
+                "weight gradients too, whatever torch's settings say: no slack covers it. "
+                "Unset it, or set it to STRICT, before Python starts."
+            )
+    if precision == "float32" and os.environ.get("NVIDIA_TF32_OVERRIDE", "0") != "0":
+        raise PrivacyError(
+            "the environment has NVIDIA_TF32_OVERRIDE set, which turns TF32 on whatever torch's "
+            "own settings say. Unset it before Python starts, or pass precision='tf32' in "
+            "PrivacyOptions, which has a slack for it."
         )
 
 
