@@ -38,8 +38,8 @@ _FACTORS = "Tensor cotangent, Tensor x, Tensor? factors, bool in_place"
 _TAGS = tuple(tag for tag in (getattr(torch.Tag, "flexible_layout", None),) if tag is not None)
 _LIBRARY.define(f"linear_weight_sum({_FACTORS}) -> Tensor", tags=_TAGS)
 _LIBRARY.define(
-    f"convolution_weight_sum({_FACTORS}, Tensor kernel, int[] stride, int[] padding, int[] dilation, "
-    "int groups) -> Tensor",
+    f"convolution_weight_sum({_FACTORS}, Tensor kernel, "
+    "int[] stride, int[] padding, int[] dilation, int groups) -> Tensor",
     tags=_TAGS,
 )
 
