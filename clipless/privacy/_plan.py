@@ -81,6 +81,8 @@ class Plan:
         _require("views", self.views, whole=True, least=1)
         _require("loss_lipschitz", self.loss_lipschitz, least=0)
         _require("arithmetic_slack", self.arithmetic_slack, least=0)
+        _require("sums.slack", self.sums.slack, least=0)
+        _require("sums.uncovered", self.sums.uncovered, least=0)
         if self.target_epsilon is not None:
             _require("target_epsilon", self.target_epsilon, least=0)
         if self.steps is not None:
