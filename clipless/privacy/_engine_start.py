@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader
 from clipless.accounting import Accountant
 from clipless.bounds import unwrap_module
 from clipless.distributed import SingleProcess, gathered_parameters, processes_present
+from clipless.kernels import GaussianNoise
 from clipless.losses import Loss
 from clipless.privacy._agreement import agree_on_beginning, agree_on_plan, form_group
 from clipless.privacy._bounds_options import ProvedBounds, products_clipped
 from clipless.privacy._defaults import example_shape
-from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._preparation import OpenLedger, PrivacyTarget, prepare
 from clipless.privacy.sampling._loader import PrivateLoader

@@ -23,10 +23,10 @@ from clipless.bounds import (
 from clipless.common import not_set_error
 from clipless.distributed import ProcessGroup, gathered_parameters, without_sharding
 from clipless.errors import PrivacyError
+from clipless.kernels import GaussianNoise
 from clipless.ledger import Ledger
 from clipless.losses import Loss
 from clipless.nn import clipping_modules
-from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._plan import Plan, planned_parameters
 from clipless.privacy._precision import arithmetic_slack
 from clipless.privacy._quantile_thresholds import QuantileThresholds, planned_queries
