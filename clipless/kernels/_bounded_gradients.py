@@ -178,7 +178,7 @@ def _energy(x: Tensor) -> Tensor:
 
 def _kernels_for(*tensors: Tensor) -> ModuleType | None:
     """The kernels of the GPU, if they can work on these tensors and nobody looks on."""
-    if torch.compiler.is_compiling() or transformed():
+    if torch.compiler.is_compiling() or not tensors[0].is_cuda or transformed():
         return None
     kernels = [kernels_for(x) if lies_row_by_row(x) else None for x in tensors]
     return None if None in kernels else kernels[0]
