@@ -85,6 +85,15 @@ def bounded_linear(
     return output
 
 
+def bounded_linear_layer(
+    x: Tensor, parameters: Mapping[str, Tensor], *, limits: GradientLimits, clip: LimitKind
+) -> Tensor:
+    """`bounded_linear` of a layer's parameters, in bfloat16 where autocast asks for it."""
+    if autocasts_to_bfloat16(x):
+        x = to_bfloat16(x)
+    return bounded_linear(x, parameters["weight"], parameters["bias"], limits, clip)
+
+
 def bounded_convolution(
     x: Tensor,
     kernel: Tensor,

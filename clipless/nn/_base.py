@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,6 +27,10 @@ class BoundedModule(nn.Module):
         first axis of `x` counts the examples.
         """
         raise NotImplementedError
+
+    def prepared(self, limits: GradientLimits) -> Callable[..., Tensor]:
+        """Return `forward_bounded` for many passes with these limits, the layer being as it is."""
+        return partial(self.forward_bounded, limits=limits)
 
 
 class ConstrainedModule(BoundedModule):
