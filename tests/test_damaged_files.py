@@ -14,7 +14,7 @@ from clipless.data import DataFileError, read_idx
 from clipless.errors import CliplessError, DamagedFileError, LedgerError
 from clipless.folders import StepLog
 from clipless.ledger import read_ledger
-from clipless.ledger._format import _DIGEST_MARK, _digest
+from clipless.ledger._writing import DIGEST_MARK, digest_of
 from clipless.privacy import Plan
 from clipless.runs import open_run, read_config_file
 from clipless.runs.data._arrays import read_arrays
@@ -82,8 +82,8 @@ def test_ledgers_with_true_digests(run, tmp_path):
             text, previous = [], ""
             for fields in (*lines[:index], changed, *lines[index + 1 :]):
                 body = json.dumps(fields)[:-1]
-                previous = _digest(body, previous)
-                text.append(f'{body}{_DIGEST_MARK}{previous}"}}\n')
+                previous = digest_of(body, previous)
+                text.append(f'{body}{DIGEST_MARK}{previous}"}}\n')
             path.write_text("".join(text))
             named = "ledger.jsonl, line"
             refused += not accepted_or_named(lambda: read_ledger(path), named, LedgerError)

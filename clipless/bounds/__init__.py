@@ -22,7 +22,7 @@ from clipless.bounds._sensitivity import (
     unwrap_module,
 )
 from clipless.bounds._shapes import TracedModel
-from clipless.bounds._structure import ModelSnapshot
+from clipless.bounds._structure import ModelSnapshot, WeightSeal
 from clipless.bounds._trace import check_rules, unsupported_operations
 from clipless.bounds._trial_run import TRIAL_RUN, seed_generators
 from clipless.bounds.rows import (
@@ -53,6 +53,7 @@ __all__ = [
     "Rule",
     "Shape",
     "ModelSnapshot",
+    "WeightSeal",
     "TracedModel",
     "check_rules",
     "unsupported_operations",

@@ -1,4 +1,4 @@
-"""Detection of changes to a model's modules, parameters and hooks; no part of a proof.
+"""Detection of changes to a model's modules, parameters, hooks and weights; no part of a proof.
 
 What changes inside of an object (a list, a global) goes unnoticed here. In private training it
 costs accuracy at most, since gradients are held to their planned bounds where they are made.
@@ -6,15 +6,18 @@ costs accuracy at most, since gradients are held to their planned bounds where t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 from operator import is_, methodcaller
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from clipless.bounds._refusal import GLOBAL_HOOKS
 from clipless.bounds._rule import _RULES
 from clipless.bounds._trace import is_leaf
+from clipless.kernels import may_look_at
 
 _TABLES = (
     "_parameters",
@@ -88,3 +91,41 @@ def _held(attributes: list[dict[str, Any]], table: str) -> list[Tensor]:
 def _facts(parameter: Tensor) -> tuple[Any, ...]:
     lazy = nn.parameter.is_lazy(parameter)
     return (None if lazy else parameter.shape, parameter.requires_grad)
+
+
+class WeightSeal:
+    """Notices edits of parameters, cheaply enough for every step.
+
+    Parameters are recognised by their version counters, addresses and norms. An edit through
+    `.data` that changes neither the address nor the norm goes unnoticed; so does, where reading a
+    value would stall the device, any edit through `.data` that keeps the address.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._parameters = list(parameters)
+        self.renew()
+
+    def renew(self) -> None:
+        """Accept the parameters as they are now."""
+        self._readable = all(map(may_look_at, self._parameters))
+        self._versions, self._norms = self._counters(), self._norms_now()
+
+    def touched(self) -> bool:
+        """Whether the counters have moved since the last `renew`: a look at no value."""
+        return self._counters() != self._versions
+
+    def broken(self) -> bool:
+        """Whether parameters have changed since the last `renew`."""
+        if self.touched():
+            return True
+        norms = self._norms_now()
+        return norms is not None and self._norms is not None and not torch.equal(norms, self._norms)
+
+    def _counters(self) -> list[tuple[int, int]]:
+        return [(p._version, p.data_ptr()) for p in self._parameters]
+
+    @torch.no_grad()
+    def _norms_now(self) -> Tensor | None:
+        if not self._readable or not self._parameters:
+            return None
+        return torch.stack(torch._foreach_norm(self._parameters))

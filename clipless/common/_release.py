@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:  # the ledger, which needs no torch, publishes its lines here
     from torch import Tensor
 
-    from clipless.privacy import GaussianNoise
+    from clipless.kernels import GaussianNoise
 
 
 class Query(NamedTuple):

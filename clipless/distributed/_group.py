@@ -23,7 +23,7 @@ from clipless.common import Query
 from clipless.distributed._ownership import Ownership
 from clipless.distributed._processes import Processes, SingleProcess
 from clipless.errors import PrivacyError
-from clipless.nn import Projection
+from clipless.spectral import Projection
 
 AddNoise = Callable[[Sequence[Tensor], Sequence[Query]], None]
 """Adds noise of the given standard deviations to tensors, in place."""

@@ -26,7 +26,7 @@ from clipless.distributed._sharded import (
     without_sharding,
 )
 from clipless.errors import PrivacyError
-from clipless.nn import Projection
+from clipless.spectral import Projection
 
 
 class ShardedGroup(DataParallelGroup):

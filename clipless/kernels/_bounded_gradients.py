@@ -85,6 +85,15 @@ def bounded_linear(
     return output
 
 
+def bounded_linear_layer(
+    x: Tensor, parameters: Mapping[str, Tensor], *, limits: GradientLimits, clip: LimitKind
+) -> Tensor:
+    """`bounded_linear` of a layer's parameters, in bfloat16 where autocast asks for it."""
+    if autocasts_to_bfloat16(x):
+        x = to_bfloat16(x)
+    return bounded_linear(x, parameters["weight"], parameters["bias"], limits, clip)
+
+
 def bounded_convolution(
     x: Tensor,
     kernel: Tensor,
@@ -178,7 +187,7 @@ def _energy(x: Tensor) -> Tensor:
 
 def _kernels_for(*tensors: Tensor) -> ModuleType | None:
     """The kernels of the GPU, if they can work on these tensors and nobody looks on."""
-    if torch.compiler.is_compiling() or transformed():
+    if torch.compiler.is_compiling() or not tensors[0].is_cuda or transformed():
         return None
     kernels = [kernels_for(x) if lies_row_by_row(x) else None for x in tensors]
     return None if None in kernels else kernels[0]

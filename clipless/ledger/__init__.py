@@ -2,8 +2,9 @@
 
 from clipless.ledger._budget import Budget, BudgetMeter, accountant_of, delta_of
 from clipless.ledger._file import LedgerInUseError, read_closed_ledger, read_ledger
-from clipless.ledger._format import INSECURE, EntryKind, LedgerText, parse_ledger, utc_timestamp
+from clipless.ledger._format import LedgerText, parse_ledger
 from clipless.ledger._ledger import Ledger
+from clipless.ledger._writing import INSECURE, EntryKind, utc_timestamp
 
 __all__ = [
     "Ledger",

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from clipless.common import take_lock
 from clipless.errors import LedgerError
-from clipless.ledger._format import HEADER_START, EntryKind, LedgerText, decode, parse_ledger
+from clipless.ledger._format import HEADER_START, LedgerText, decode, parse_ledger
+from clipless.ledger._writing import EntryKind
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 _READER_ATTEMPTS, _READER_PAUSE = 5, 0.05

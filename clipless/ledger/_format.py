@@ -1,91 +1,31 @@
-"""The ledger as text: one JSON object a line, each with a digest of itself and all before it.
-
-The first line is the header. The digest makes damage and edits visible; it is no protection against
-somebody who recomputes it.
-"""
+"""The text of a ledger, read and verified: its header, its entries, and what they count."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from clipless.accounting import Mechanism, Relation, RenyiFilter
 from clipless.common import MALFORMED_ERRORS, error_text, fresh_bits
 from clipless.errors import LedgerError
+from clipless.ledger._writing import (
+    DIGEST_LENGTH,
+    DIGEST_MARK,
+    INSECURE,
+    EntryKind,
+    LedgerEntry,
+    WrittenLine,
+    check_fits,
+    digest_of,
+    utc_timestamp,
+)
 
 FORMAT = "clipless-ledger"
 VERSIONS = (1, 2)
 """Version 2 has a filter in its first line, which version 1 does not know."""
 HEADER_START = f'{{"format": "{FORMAT}"'
-_DIGEST_MARK = ', "digest": "'
-_DIGEST_LENGTH = 16
-
-INSECURE = "not private"
-"""In the label of runs and records whose noise or samples came from a seed that somebody chose."""
-
-
-class EntryKind(StrEnum):
-    """The kinds of ledger entries.
-
-    `OPEN`: a process began to write. `RESERVE`: releases that may happen from now on, and count.
-    `REFUND`: some of a reservation did not happen, and never will. `RECORD`: releases that count
-    at once. `RELEASE`: the digest of what a step released, by which it is known if it is repeated;
-    it counts nothing.
-    """
-
-    OPEN = "open"
-    RESERVE = "reserve"
-    REFUND = "refund"
-    RECORD = "record"
-    RELEASE = "release"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LedgerEntry:
-    """One line of a ledger after its header.
-
-    `mechanism` and `count` are what was reserved, refunded or recorded. `reservation` is the line
-    a refund belongs to, `process` the one that opened the ledger, `source` the ledger that a
-    record was taken over from, `step` and `released` the number of a step and its digest.
-    """
-
-    line: int
-    kind: EntryKind
-    time: str
-    mechanism: Mechanism | None = None
-    count: int = 0
-    label: str = ""
-    reservation: int | None = None
-    process: int | None = None
-    source: str | None = None
-    step: int | None = None
-    released: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields that say something, as plain data."""
-        data: dict[str, Any] = {"line": self.line, "kind": self.kind.value, "time": self.time}
-        if self.mechanism is not None and self.reservation is None:
-            data["mechanism"] = self.mechanism.to_dict()
-        for name in ("count", "label", "reservation", "process", "source"):
-            if getattr(self, name) not in (None, 0, ""):
-                data[name] = getattr(self, name)
-        if self.released is not None:
-            data |= {"step": self.step, "released": self.released}
-        return data
-
-
-class WrittenLine(NamedTuple):
-    """A line of the file, and the byte where it ends; the header has no entry."""
-
-    entry: LedgerEntry | None
-    line: str
-    digest: str
-    end: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,33 +102,17 @@ def header_fields(
     }
 
 
-def utc_timestamp() -> str:
-    """Return the current UTC time, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def encode(fields: Mapping[str, Any], previous: str) -> tuple[str, str]:
-    """Return the line for `fields`, without its end, and its digest."""
-    text = json.dumps(fields, allow_nan=False)[:-1]
-    digest = _digest(text, previous)
-    return f'{text}{_DIGEST_MARK}{digest}"}}', digest
-
-
 def decode(line: str, previous: str) -> tuple[dict[str, Any], str]:
     """Return the fields and the digest of a line, or raise `ValueError`."""
-    text, mark, end = line.rpartition(_DIGEST_MARK)
-    digest = end[:_DIGEST_LENGTH]
-    if not mark or end != f'{digest}"}}' or digest != _digest(text, previous):
+    text, mark, end = line.rpartition(DIGEST_MARK)
+    digest = end[:DIGEST_LENGTH]
+    if not mark or end != f'{digest}"}}' or digest != digest_of(text, previous):
         raise ValueError(
             "the line, or one before it, was damaged or edited; what the ledger counts cannot be "
             "trusted, so restore it from a backup or a checkpoint"
         )
     fields = json.loads(text + "}")
     return fields, digest
-
-
-def _digest(text: str, previous: str) -> str:
-    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
 def parse_ledger(lines: Iterable[str], *, name: str) -> LedgerText:
@@ -272,14 +196,3 @@ def _read_entry(
     if kind is EntryKind.RESERVE:
         reservations[number] = entry
     return entry
-
-
-def check_fits(mechanism: Mechanism, dataset_size: int, relation: Relation) -> None:
-    """Raise `ValueError` unless the release is about the ledger's data set and relation."""
-    if mechanism.sampling.dataset_size != dataset_size:
-        raise ValueError(
-            f"the ledger is about a data set of {dataset_size} examples, the release about one "
-            f"of {mechanism.sampling.dataset_size}"
-        )
-    if mechanism.relation is not relation:
-        raise ValueError(f"the ledger is kept under {relation}, the release {mechanism.relation}")

@@ -5,31 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NoReturn, Self
 
 from clipless.accounting import Mechanism, Relation, RenyiFilter, require_supported_relation
-from clipless.common import publish
-from clipless.errors import BudgetExhaustedError, LedgerError
+from clipless.errors import LedgerError
 from clipless.ledger import _process
 from clipless.ledger._file import LedgerFile
-from clipless.ledger._format import (
-    INSECURE,
-    EntryKind,
-    LedgerEntry,
-    LedgerText,
-    WrittenLine,
-    check_fits,
-    encode,
-    header_fields,
-    is_insecure,
-    parse_ledger,
-    utc_timestamp,
-)
+from clipless.ledger._format import LedgerText, header_fields, is_insecure, parse_ledger
 from clipless.ledger._runs import RunSteps, releases_of_run
+from clipless.ledger._writing import INSECURE, EntryKind, LedgerWriter, encode
 
 
-class Ledger:
+class Ledger(LedgerWriter):
     """An append-only record of what has been spent, in a file or in memory.
 
     Guarantee: when `spend` or `record` returns, the release is on the disk. Whatever happens
@@ -72,35 +60,17 @@ class Ledger:
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, got {block_size}")
-        self._mutex = threading.RLock()
-        self._owner = os.getpid()
-        self._closed = False
-        self._block_size = block_size
-        self._block: LedgerEntry | None = None
-        self._unspent = 0
-        self._steps = RunSteps()
-        self._runs = {"": self._steps}
         if path is not None and snapshot is not None:
             raise ValueError("a ledger in a file begins with what the file says: see absorb")
-        self._file = None if path is None else LedgerFile(path)
-        self._beginning = [] if snapshot is None else snapshot.splitlines()
+        file = None if path is None else LedgerFile(path)
+        beginning = [] if snapshot is None else snapshot.splitlines()
         try:
-            text = self._begin(dataset_size, relation, filter)
+            text = _begun(file, beginning, dataset_size, relation, filter)
+            super().__init__(text, file, block_size=block_size, runs={"": RunSteps()})
         except BaseException:
-            if self._file is not None:
-                self._file.close()
+            if file is not None:
+                file.close()
             raise
-        self._written = text.written()
-        self._counts = text.counts()
-        self._releases = sum(self._counts.values())
-        self.dataset_size = text.dataset_size
-        self.relation = text.relation
-        self.filter = text.filter
-        """What was declared before the first release, for choices that look at results."""
-        self._divergence = (
-            0.0 if text.filter is None else text.filter.spent(tuple(self._counts.items()))
-        )
-        self._append(EntryKind.OPEN, process=self._owner)
         _process.opened(self)
 
     @classmethod
@@ -116,57 +86,6 @@ class Ledger:
         return cls(
             None, dataset_size=dataset_size, relation=relation, block_size=block_size, filter=filter
         )
-
-    def spend(
-        self, mechanism: Mechanism, *, label: str = "training step", limit: int | None = None
-    ) -> None:
-        """Count one release. Call it before the result is used, once for every step.
-
-        Takes from the reserved block, and reserves a new one when that is empty. `limit` keeps a
-        new block from being larger: the number of steps that are still planned, or allowed.
-        """
-        with self._mutex:
-            block = self._block
-            if (
-                self._unspent == 0
-                or block is None
-                or block.label != label
-                or (block.mechanism is not mechanism and block.mechanism != mechanism)
-            ):
-                self._reserve_next(mechanism, label, limit)
-            elif os.getpid() != self._owner:
-                self._refuse_child()
-            self._unspent -= 1
-
-    def reserve(self, mechanism: Mechanism, *, count: int, label: str = "training step") -> None:
-        """Reserve exactly `count` releases for the calls of `spend` that follow."""
-        with self._mutex:
-            self._check(mechanism, count)
-            self.settle()
-            self._require_room(mechanism, count)
-            self._open_block(mechanism, count, label)
-
-    def record(self, mechanism: Mechanism, *, label: str, count: int = 1) -> None:
-        """Count `count` releases at once: private statistics and whatever else is not a step."""
-        with self._mutex:
-            self._check(mechanism, count)
-            self._require_room(mechanism, count)
-            self._append(EntryKind.RECORD, mechanism=mechanism, count=count, label=label)
-
-    def settle(self) -> None:
-        """Give back what is reserved and not used, so that the file counts exactly."""
-        with self._mutex:
-            self._check_writable()
-            block, unspent = self._block, self._unspent
-            # From here on nobody can use the rest, whether or not the refund reaches the disk.
-            self._block, self._unspent = None, 0
-            if block is not None and unspent:
-                self._append(
-                    EntryKind.REFUND,
-                    mechanism=block.mechanism,
-                    count=unspent,
-                    reservation=block.line,
-                )
 
     def begin_run(self, run: str, *, spent: Iterable[tuple[Mechanism, int]] | None = None) -> None:
         """Write the steps that follow under the name of a training run, new or resumed.
@@ -185,41 +104,6 @@ class Ledger:
             self.settle()
             self._append(EntryKind.OPEN, process=self._owner, label=run)
             self._steps = self._runs[run] = steps
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the ledger's lock, so that an answer of the budget stays true."""
-        with self._mutex:
-            yield
-
-    @contextlib.contextmanager
-    def held_by(self, run: str) -> Iterator[None]:
-        """Hold the ledger's lock for one of the runs that have begun.
-
-        Several may share a ledger, in several threads. What one of them asks of the budget is then
-        still true when it spends, and its steps and digests stand under its own name.
-        """
-        with self._mutex:
-            if run != self._steps.run:
-                self._check_writable()
-                self.settle()
-                self._append(EntryKind.OPEN, process=self._owner, label=run)
-                self._steps = self._runs[run]
-            yield
-
-    def repeat(self, mechanism: Mechanism) -> None:
-        """Note that the run has repeated a step which is counted already."""
-        self._steps.repeat(mechanism)
-
-    def release(self, step: int, digest: str) -> None:
-        """Write down what a step of the present run has released, by its digest.
-
-        It is not waited for until it is on the disk: a digest that is lost makes a repeated step
-        cost what a new one costs, and nothing worse.
-        """
-        with self._mutex:
-            self._check_writable()
-            self._append(EntryKind.RELEASE, step=step, released=digest)
 
     def released(self, run: str) -> dict[int, str]:
         """Return the digests of all that a run has released, by step."""
@@ -274,10 +158,6 @@ class Ledger:
     def head(self) -> str:
         """The digest of the last line: it stands for everything the ledger says."""
         return self._written[-1].digest
-
-    def entries(self) -> tuple[LedgerEntry, ...]:
-        """Return all lines after the header."""
-        return tuple(each.entry for each in self._written if each.entry is not None)
 
     def snapshot(self) -> str:
         """Return the whole ledger as text, settled, to be kept with a checkpoint."""
@@ -352,132 +232,38 @@ class Ledger:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise LedgerError("a ledger cannot be copied or pickled: two copies would spend one block")
 
-    def _begin(
-        self, dataset_size: int | None, relation: Relation | None, filter: RenyiFilter | None
-    ) -> LedgerText:
-        """Read the file, or write the header of a new one."""
-        lines = self._beginning if self._file is None else self._file.lines
-        name = "ledger" if self._file is None else str(self._file.path)
-        if not lines:
-            if dataset_size is None or relation is None:
-                raise LedgerError(f"{name} is new: give it dataset_size and relation")
-            relation = require_supported_relation(relation)
-            header = header_fields(dataset_size=dataset_size, relation=relation, filter=filter)
-            line, _ = encode(header, "")
-            lines = [line]
-            if self._file is not None:
-                self._file.append(line, after=0)
-                self._file.sync_directory()
-        text = parse_ledger(lines, name=name)
-        size, asked = dataset_size or text.dataset_size, relation or text.relation
-        if size != text.dataset_size or not asked.continues(text.relation):
-            raise LedgerError(
-                f"{name} was kept for {text.dataset_size} examples under {text.relation}, not for "
-                f"{size} under {asked}; use another ledger for another data set or relation"
-            )
-        if filter is not None and filter != text.filter:
-            raise LedgerError(
-                f"{name} was begun with {text.filter or 'no filter'}, not with {filter}: a filter "
-                "is declared before the first release and stays. Use another ledger, or leave it "
-                "out"
-            )
-        return text
 
-    def _reserve_next(self, mechanism: Mechanism, label: str, limit: int | None) -> None:
-        """Reserve a block: twice the last one if that was used up by the same mechanism."""
-        size, block = 1, self._block
-        if block is not None and self._unspent == 0 and block.mechanism == mechanism:
-            size = 2 * block.count
-        size = min(size, self._block_size)
-        if limit is not None:
-            size = min(size, max(limit, 1))
-        self._check(mechanism, size)
-        self.settle()
-        if self.filter is not None:
-            size = max(min(size, self.filter.room(self._divergence, mechanism)), 1)
-            self._require_room(mechanism, size)
-        self._open_block(mechanism, size, label)
-
-    def _open_block(self, mechanism: Mechanism, count: int, label: str) -> None:
-        entry = self._append(EntryKind.RESERVE, mechanism=mechanism, count=count, label=label)
-        self._block, self._unspent = entry, count
-
-    def _append(
-        self,
-        kind: EntryKind,
-        *,
-        mechanism: Mechanism | None = None,
-        count: int = 0,
-        label: str = "",
-        reservation: int | None = None,
-        process: int | None = None,
-        source: str | None = None,
-        step: int | None = None,
-        released: str | None = None,
-    ) -> LedgerEntry:
-        """Write one entry.
-
-        `_written` alone says what is valid, and gets the entry in one operation: an exception in
-        the middle (Ctrl-C, a full disk) leaves the entry out, and the next one replaces it.
-        """
-        entry = LedgerEntry(
-            line=len(self._written) + 1,
-            kind=kind,
-            time=utc_timestamp(),
-            mechanism=mechanism,
-            count=count,
-            label=label,
-            reservation=reservation,
-            process=process,
-            source=source,
-            step=step,
-            released=released,
-        )
-        last = self._written[-1]
-        line, digest = encode(entry.to_dict(), last.digest)
-        end, sync = 0, kind is not EntryKind.RELEASE
-        if self._file is not None:
-            end = self._file.append(line, after=last.end, sync=sync)
-        self._written.append(WrittenLine(entry, line, digest, end))
-        if kind is not EntryKind.REFUND:  # which may wait until the ledger is collected as garbage
-            publish("ledger", {**entry.to_dict(), "time": None, "process": None, "source": None})
-        if mechanism is not None:
-            change = -count if kind is EntryKind.REFUND else count
-            self._counts[mechanism] = self._counts.get(mechanism, 0) + change
-            if self.filter is not None:
-                self._divergence += change * self.filter.cost(mechanism)
-            self._releases += change
-        return entry
-
-    def _check(self, mechanism: Mechanism, count: int) -> None:
-        self._check_writable()
-        if count < 1:
-            raise ValueError(f"count must be at least 1, got {count}")
-        try:
-            check_fits(mechanism, self.dataset_size, self.relation)
-        except ValueError as error:
-            raise LedgerError(str(error)) from None
-
-    def _require_room(self, mechanism: Mechanism, count: int) -> None:
-        """Refuse a release that the declared filter has no room for."""
-        if self.filter is None:
-            return
-        self.settle()  # what is reserved and not used is room
-        spent = self._divergence + count * self.filter.cost(mechanism)
-        if not self.filter.fits(spent):
-            raise BudgetExhaustedError(
-                f"the next release would exceed the declared {self.filter}: stop here. Nothing "
-                "was released"
-            )
-
-    def _check_writable(self) -> None:
-        if self._closed:
-            raise LedgerError("the ledger is closed; open it again to go on")
-        if os.getpid() != self._owner:
-            self._refuse_child()
-
-    def _refuse_child(self) -> NoReturn:
+def _begun(
+    file: LedgerFile | None,
+    beginning: list[str],
+    dataset_size: int | None,
+    relation: Relation | None,
+    filter: RenyiFilter | None,
+) -> LedgerText:
+    """Read the file, or write the header of a new one."""
+    lines = beginning if file is None else file.lines
+    name = "ledger" if file is None else str(file.path)
+    if not lines:
+        if dataset_size is None or relation is None:
+            raise LedgerError(f"{name} is new: give it dataset_size and relation")
+        relation = require_supported_relation(relation)
+        header = header_fields(dataset_size=dataset_size, relation=relation, filter=filter)
+        line, _ = encode(header, "")
+        lines = [line]
+        if file is not None:
+            file.append(line, after=0)
+            file.sync_directory()
+    text = parse_ledger(lines, name=name)
+    size, asked = dataset_size or text.dataset_size, relation or text.relation
+    if size != text.dataset_size or not asked.continues(text.relation):
         raise LedgerError(
-            f"this ledger belongs to process {self._owner}; a forked child (process "
-            f"{os.getpid()}) must not write it"
+            f"{name} was kept for {text.dataset_size} examples under {text.relation}, not for "
+            f"{size} under {asked}; use another ledger for another data set or relation"
         )
+    if filter is not None and filter != text.filter:
+        raise LedgerError(
+            f"{name} was begun with {text.filter or 'no filter'}, not with {filter}: a filter "
+            "is declared before the first release and stays. Use another ledger, or leave it "
+            "out"
+        )
+    return text

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from clipless.accounting import Mechanism
 from clipless.errors import LedgerError
-from clipless.ledger._format import EntryKind, LedgerEntry
+from clipless.ledger._writing import EntryKind, LedgerEntry
 
 Unused = tuple[LedgerEntry | None, int]
 """A run's open block, and how many of its steps have not been taken."""

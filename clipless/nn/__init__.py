@@ -33,7 +33,6 @@ from clipless.nn._pooling import (
     ScaledL2NormPool2d,
     WindowPoolBase,
 )
-from clipless.nn._projection import Projection
 from clipless.nn._residual import Residual
 from clipless.nn._standardize import ChannelMix, ChannelStandardize, GroupNormalize
 from clipless.nn.scattering._scattering import Scattering2d
@@ -70,7 +69,6 @@ __all__ = [
     "ConstrainedModule",
     "project",
     "prepare_projection",
-    "Projection",
     "certify",
     "to_torch",
     "convert",

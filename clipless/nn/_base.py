@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,8 +11,7 @@ from torch import Tensor, nn
 
 from clipless.errors import ConstraintError
 from clipless.kernels import GradientLimits
-from clipless.nn._projection import Projection, certificates_of, refuse_two_constraints
-from clipless.spectral import Certificate, Constraint
+from clipless.spectral import Certificate, Constraint, Projection, certificates_of
 
 
 class BoundedModule(nn.Module):
@@ -27,6 +27,10 @@ class BoundedModule(nn.Module):
         first axis of `x` counts the examples.
         """
         raise NotImplementedError
+
+    def prepared(self, limits: GradientLimits) -> Callable[..., Tensor]:
+        """Return `forward_bounded` for many passes with these limits, the layer being as it is."""
+        return partial(self.forward_bounded, limits=limits)
 
 
 class ConstrainedModule(BoundedModule):
@@ -163,9 +167,32 @@ def _named_constraints(model: nn.Module) -> list[tuple[str, nn.Parameter, Constr
         for path, module in constrained_modules(model)
         for name, constraint in module.constraints().items()
     ]
-    refuse_two_constraints(named)
+    _refuse_two_constraints(named)
     return named
 
 
 def _parameter(module: nn.Module, name: str) -> nn.Parameter:
     return module.get_parameter(name)
+
+
+def _refuse_two_constraints(named: Iterable[tuple[str, nn.Parameter, Constraint]]) -> None:
+    """Refuse weights that two layers share, under constraints that are not the same.
+
+    Projection into one set leaves the other: norms of 1.41 times the claimed one were found.
+    """
+    known: dict[Any, tuple[str, Constraint]] = {}
+    for name, parameter, constraint in named:
+        first, wanted = known.setdefault(_memory(parameter), (name, constraint))
+        if wanted != constraint:
+            raise ConstraintError(
+                f"{first} and {name} are one weight under two constraints, {wanted} and "
+                f"{constraint}. No projection keeps both: give the layers the same type, norm and "
+                "geometry, or weights of their own."
+            )
+
+
+def _memory(parameter: nn.Parameter) -> Any:
+    """What two names of the same numbers have in common: their place in memory, where known."""
+    plain = type(parameter.data) is Tensor and not parameter.is_meta
+    address = parameter.data_ptr() if plain else 0
+    return (parameter.device, address) if address else id(parameter)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,8 +16,7 @@ from clipless.kernels import (
     GradientLimits,
     LimitKind,
     autocasts_to_bfloat16,
-    bounded_linear,
-    to_bfloat16,
+    bounded_linear_layer,
 )
 from clipless.nn._base import ConstrainedModule
 from clipless.nn._gradient import FollowQuantile
@@ -140,12 +140,13 @@ class _Linear(AffineModule):
         self, x: Tensor, parameters: Mapping[str, Tensor], limits: GradientLimits
     ) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
-        weight, bias = parameters["weight"], parameters["bias"]
-        if autocasts_to_bfloat16(x):
-            x = to_bfloat16(x)
-        elif not limits:
-            return F.linear(x, weight, bias)
-        return bounded_linear(x, weight, bias, limits, self._clip())
+        if not limits and not autocasts_to_bfloat16(x):
+            return F.linear(x, parameters["weight"], parameters["bias"])
+        return bounded_linear_layer(x, parameters, limits=limits, clip=self._clip())
+
+    def prepared(self, limits: GradientLimits) -> Callable[..., Tensor]:
+        """Return `forward_bounded` for many passes with these limits, the layer being as it is."""
+        return partial(bounded_linear_layer, limits=limits, clip=self._clip())
 
     def to_torch(self) -> nn.Module:
         """Return an `nn.Linear` with the same weights."""

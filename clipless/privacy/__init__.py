@@ -17,11 +17,12 @@ from clipless.accounting import (
     noise_multiplier_for,
     steps_for,
 )
+from clipless.kernels import GaussianNoise
 from clipless.ledger import Budget, Ledger
 from clipless.privacy._bounds_options import ProvedBounds
 from clipless.privacy._defaults import SamplingName, example_shape, named_sampling, relation_for
 from clipless.privacy._engine import PrivacyEngine
-from clipless.privacy._noise import GaussianNoise, noise_names
+from clipless.privacy._noise import noise_names
 from clipless.privacy._options import PrivacyOptions, merge_arguments
 from clipless.privacy._plan import ParameterPlan, Plan, arithmetic_slack, planned_parameters
 from clipless.privacy._quantile_thresholds import quantile_thresholds, set_quantile_thresholds

@@ -26,8 +26,15 @@ from torch import Tensor
 from clipless.accounting.correlated import BandedStrategy
 from clipless.common import Query
 from clipless.errors import PrivacyError
-from clipless.kernels import GRID_STEPS, KeyStream, grid_noise, joint_grid_factor, next_key
-from clipless.privacy._noise import STATE_NAME, joint_multiplier
+from clipless.kernels import (
+    GRID_STEPS,
+    STATE_NAME,
+    KeyStream,
+    grid_noise,
+    joint_grid_factor,
+    joint_multiplier,
+    next_key,
+)
 
 _PART = 2**10
 """A step of the values' grid, in steps of the grid of z; the denominator of C's entries."""

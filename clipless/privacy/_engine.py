@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from clipless.accounting import Accountant, AccountantName, Relation, RenyiFilter, Sampling, epsilon
+from clipless.accounting import Accountant, AccountantName, Sampling, epsilon
 from clipless.bounds import Shape, check_rules, sensitivity, unsupported_operations, unwrap_module
 from clipless.common import names_moved_arguments, not_set_error, publish
 from clipless.errors import CliplessError, PrivacyError
 from clipless.ledger import Ledger, accountant_of
 from clipless.losses import Loss
-from clipless.privacy._agreement import ledger_together
 from clipless.privacy._defaults import SamplingName
-from clipless.privacy._engine_start import start_session
+from clipless.privacy._engine_start import EngineLedger, start_session
 from clipless.privacy._options import PrivacyOptions, merge_arguments
 from clipless.privacy._plan import Plan
 from clipless.privacy._preparation import PrivacyTarget
@@ -78,10 +76,7 @@ class PrivacyEngine:
         insecure_seed: int | None = None,
     ) -> None:
         self.accountant: Accountant = accountant
-        self._ledger_place = ledger
-        self._seed = insecure_seed
-        self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
-        self._opened = False
+        self._books = EngineLedger(ledger, insecure_seed=insecure_seed)
         self._session: TrainingSession | None = None
         self._sessions: list[TrainingSession] = []
         self._first_plan: Plan | None = None
@@ -183,7 +178,7 @@ class PrivacyEngine:
     ) -> Private:
         """Check everything first; a call that fails has changed nothing."""
         module, optimizer, data_loader, criterion = objects
-        opened = self._opened
+        opened = self._books.opened
         try:
             with initial_quantile_thresholds(unwrap_module(module), resume_from):
                 session = start_session(
@@ -195,9 +190,8 @@ class PrivacyEngine:
                     options=options,
                     resume_from=resume_from,
                     accountant=self.accountant,
-                    insecure_seed=self._seed,
-                    derived_seed=self._derived_seed,
-                    open_ledger=self._open_ledger,
+                    books=self._books,
+                    run=len(self._sessions),
                 )
                 first_plan, first_thresholds = (
                     session.plan,
@@ -207,7 +201,7 @@ class PrivacyEngine:
                 begin_run(session, resume_from, replay=options.replay)
         except BaseException:
             if not opened:
-                self._forget_ledger()
+                self._books.forget()
             raise
         self._session, self._first_plan = session, first_plan
         self._first_thresholds = first_thresholds
@@ -220,48 +214,6 @@ class PrivacyEngine:
             session.end("it could not be compiled")
             raise
         return module, optimizer, session.loader
-
-    def _derived_seed(self, purpose: str) -> int | None:
-        """A seed that differs for sampling and noise, and from one run of this engine to the next.
-
-        Noise that repeats could be removed by taking the difference of two releases.
-        """
-        if self._seed is None:
-            return None
-        history = f"{0 if self._ledger is None else self._ledger.releases}/{len(self._sessions)}"
-        text = f"clipless/{purpose}/{self._seed}/{history}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
-
-    def _forget_ledger(self) -> None:
-        """Let go of a ledger that was opened for nothing: the next call may be about other data."""
-        place, ledger = self._ledger_place, self._ledger
-        if isinstance(place, Ledger) or ledger is None:
-            return
-        ledger.close()
-        if ledger.path is not None and not ledger.entries()[1:]:  # nothing but that it was opened
-            os.unlink(ledger.path)
-        self._ledger, self._opened = None, False
-
-    def _open_ledger(
-        self, dataset_size: int, relation: Relation, declare: Callable[[], RenyiFilter | None]
-    ) -> Ledger:
-        if not self._opened:
-            place = self._ledger_place
-            self._ledger = ledger_together(
-                lambda: place if isinstance(place, Ledger)
-                else _opened(place, dataset_size, relation, declare)
-            )  # fmt: skip
-            self._opened = True
-        ledger = self._ledger
-        if ledger is None:
-            raise not_set_error("ledger")
-        if ledger.dataset_size != dataset_size or not relation.continues(ledger.relation):
-            raise PrivacyError(
-                f"this engine's ledger is kept for {ledger.dataset_size} examples under "
-                f"{ledger.relation}, not for {dataset_size} under {relation}. Use one engine for "
-                "each data set."
-            )
-        return ledger
 
     # --- questions -------------------------------------------------------------------------------
 
@@ -306,9 +258,8 @@ class PrivacyEngine:
         tensors. Save it together with the model, the optimizer and the ledger. In distributed
         training it is the same for all processes, and all must ask for it.
 
-        It determines the samples and the noise to come, and those of earlier steps can be computed
-        from it, too: whoever has it can remove the noise. Keep it from whom the guarantee is meant
-        for.
+        It determines the samples and the noise to come: whoever has it can remove that noise. Of
+        the steps before it, it tells nothing. Keep it from whom the guarantee is meant for.
         """
         if self._first_plan is None:
             raise not_set_error("first plan")
@@ -410,8 +361,9 @@ class PrivacyEngine:
         for session in self._sessions:
             session.detach()
         self._sessions.clear()
-        if self._ledger is not None and not self._ledger.closed:
-            self._ledger.settle()
+        ledger = self._books.ledger
+        if ledger is not None and not ledger.closed:
+            ledger.settle()
 
     def close(self) -> None:
         """End private training and let go of the ledger's file; questions can still be asked.
@@ -421,17 +373,5 @@ class PrivacyEngine:
         """
         for session in self._sessions:
             session.end("engine.close() has ended it")
-        if self._ledger is not None:
-            self._ledger.close()
-
-
-def _opened(
-    place: str | os.PathLike[str] | None,
-    dataset_size: int,
-    relation: Relation,
-    declare: Callable[[], RenyiFilter | None],
-) -> Ledger:
-    """Continue the ledger that is there, or begin one, with the filter that is declared."""
-    there = place is not None and os.path.exists(place) and os.path.getsize(place) > 0
-    filter = None if there else declare()
-    return Ledger(place, dataset_size=dataset_size, relation=relation, filter=filter)
+        if self._books.ledger is not None:
+            self._books.ledger.close()

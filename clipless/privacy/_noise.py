@@ -1,4 +1,4 @@
-"""Gaussian noise: how much each parameter gets, and where it comes from.
+"""How much noise each parameter gets: strategies, which share out one noise multiplier.
 
 All parameters of a step are released together, as one Gaussian mechanism. With `D_d` the largest
 norm that one example can contribute to parameter d and `std_d` the noise on it, the mechanism has
@@ -7,23 +7,11 @@ the multiplier `sigma = (sum_d (D_d / std_d)^2)^(-1/2)`. Strategies share out th
 
 from __future__ import annotations
 
-import hashlib
 import math
-import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
-import torch
-from torch import Tensor
-
-from clipless.common import Query
-from clipless.kernels import (
-    KEY_BYTES,
-    KeyStream,
-    add_grid_noise_,
-    joint_grid_factor,
-    next_key,
-)
+from clipless.kernels import STATE_NAME
 
 NoiseStrategy = Literal["global", "per_layer", "optimal"]
 STRATEGIES: tuple[NoiseStrategy, ...] = ("global", "per_layer", "optimal")
@@ -64,68 +52,6 @@ def noise_scales(
         raise ValueError("coefficients must be positive numbers, one for each parameter")
     shared = math.sqrt(sum(w**-2 for w, d in zip(weights, sensitivities, strict=True) if d > 0))
     return [shared * w * d for w, d in zip(weights, sensitivities, strict=True)]
-
-
-def joint_multiplier(sensitivities: Sequence[float], deviations: Sequence[float]) -> float:
-    """Return the noise multiplier of the joint release: `(sum (D_d / std_d)^2)^(-1/2)`."""
-    pairs = [(d, s) for d, s in zip(sensitivities, deviations, strict=True) if d > 0]
-    if any(s == 0 for _, s in pairs):
-        return 0.0
-    return 1 / math.sqrt(sum((d / s) ** 2 for d, s in pairs)) if pairs else math.inf
-
-
-class GaussianNoise:
-    """Gaussian noise on a grid, from a ChaCha20 key that moves on with every release.
-
-    What is released is rounded to a grid and gets noise that lies on it, added as integers: the
-    rounding of what the ideal mechanism releases, so that no digit tells more than its result does.
-    The key comes from the operating system. After a release it is replaced by one that does not
-    lead back to it: who steals a state learns the noise to come, and none that was.
-    `insecure_seed` is for tests: the noise can be recomputed by whoever knows the seed, and what it
-    is added to is not private.
-    """
-
-    def __init__(self, *, insecure_seed: int | None = None) -> None:
-        self.insecure = insecure_seed is not None
-        if insecure_seed is None:
-            self.renew()
-        else:
-            text = f"clipless/insecure noise/{insecure_seed}"
-            self._key = hashlib.sha256(text.encode()).digest()
-
-    @torch.no_grad()
-    def add_(self, values: Sequence[Tensor], queries: Sequence[Query]) -> None:
-        """Round the values of one release to their grids and add their noise, in place.
-
-        Nothing is read back from an accelerator. The deviations are a little larger than asked
-        for, by what rounding to grids moves two neighbours apart (`joint_grid_factor`).
-        """
-        noisy = [query for query in queries if query.deviation > 0]
-        multiplier = joint_multiplier(
-            [query.sensitivity for query in noisy], [query.deviation for query in noisy]
-        )
-        entries = sum(
-            value.numel() for value, query in zip(values, queries, strict=True) if query.deviation
-        )
-        factor = 1.0 if math.isinf(multiplier) else joint_grid_factor(multiplier, entries)
-        key, self._key = self._key, next_key(self._key)
-        add_grid_noise_(values, [factor * query.deviation for query in queries], KeyStream(key))
-
-    def renew(self) -> None:
-        """Take a new key from the operating system."""
-        self._key = secrets.token_bytes(KEY_BYTES)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the key of the releases to come: keep it secret. Earlier noise is not in it."""
-        return {STATE_NAME: torch.frombuffer(bytearray(self._key), dtype=torch.uint8)}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue the noise where `state` was saved."""
-        self._key = bytes(state[STATE_NAME].tolist())
-
-
-STATE_NAME = "chacha20"
-"""What a saved state calls the key of the noise."""
 
 
 def noise_names(prefixes: Iterable[str]) -> set[str]:

@@ -19,7 +19,8 @@ from clipless.accounting import Accountant, Mechanism, Relation, Sampling, epsil
 from clipless.bounds import SensitivityReport
 from clipless.common import MALFORMED_ERRORS, Query, error_text
 from clipless.errors import DamagedFileError, PrivacyError
-from clipless.privacy._noise import STRATEGIES, NoiseStrategy, joint_multiplier, noise_scales
+from clipless.kernels import joint_multiplier
+from clipless.privacy._noise import STRATEGIES, NoiseStrategy, noise_scales
 from clipless.privacy._precision import NO_ROUNDING, PRECISIONS, Precision, SumRounding
 from clipless.privacy._precision import arithmetic_slack as arithmetic_slack
 

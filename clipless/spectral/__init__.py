@@ -18,11 +18,15 @@ from clipless.spectral._constraints import (
     Orthogonal,
     RowBall,
     SpectralBall,
+    certificates_of,
     clip_singular_values,
+)
+from clipless.spectral._convolution import fourier_bound, patch_multiplicity
+from clipless.spectral._projection import (
+    Projection,
     orthogonalize,
     project_batched,
 )
-from clipless.spectral._convolution import fourier_bound, patch_multiplicity
 
 __all__ = [
     "gram_bound",
@@ -40,6 +44,8 @@ __all__ = [
     "EuclideanBall",
     "RowBall",
     "project_batched",
+    "Projection",
+    "certificates_of",
     "UNIT_ROUNDOFF",
     "gram_iteration",
 ]

@@ -6,29 +6,26 @@ one batch (`clipless.nn.project`). Tensors here carry a leading batch axis: (bat
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from clipless.spectral._batched_projection import project_matrices
 from clipless.spectral._bounds import spectral_norm_bound
 from clipless.spectral._convolution import fourier_bound
+from clipless.spectral._projection import (
+    orthogonalize,
+    project_batched,
+    project_orthogonal,
+    stacks_of,
+)
 
 # A certificate may exceed the radius by this factor and still count as inside. The bounds are
 # multiplied by nothing for it: `project` aims far enough inside that it is never used up.
 MEMBERSHIP_TOLERANCE = 1e-9
-# The cubic step sends singular values in [0, sqrt(3)] into [0, 1] without changing their sign.
-_SAFE_NORM = math.sqrt(3.0)
-# Without a look at the values (on a GPU) this many steps restore a weight that a step has moved.
-_BLIND_ITERATIONS = 8
-_MOST_ITERATIONS = 60
-# A residual below which one more step of order three ends at the rounding error of float32.
-_NEARLY_THERE = 5e-3
 
 
 @dataclass(frozen=True)
@@ -54,6 +51,9 @@ class Certificate:
 class Constraint(Protocol):
     """A set of weights of bounded norm, into which any weight can be mapped."""
 
+    clips: ClassVar[bool | None]
+    """Whether singular values are clipped, or all moved to the radius; None for other sets."""
+
     @property
     def radius(self) -> float:
         """The bound that every member respects."""
@@ -64,6 +64,9 @@ class Constraint(Protocol):
 
     def project(self, weights: Tensor) -> Tensor:
         """Map (batch, *shape) into the set. The result is a member, rounding included."""
+
+    def by_values(self) -> Callable[[Tensor], Tensor]:
+        """Return `project` where code may depend on values, with all else resolved."""
 
     def bound(self, weights: Tensor) -> Tensor:
         """Return certified upper bounds, one for each weight of the batch: (batch,) float64."""
@@ -89,6 +92,20 @@ def _working_copy(weights: Tensor) -> Tensor:
     return weights if weights.dtype == torch.float64 else weights.to(torch.float32)
 
 
+class _Alone:
+    """What the sets have in common whose weights are projected alone, and not as matrices."""
+
+    clips: ClassVar[bool | None] = None
+
+    def by_values(self) -> Callable[[Tensor], Tensor]:
+        """`project` itself."""
+        return self.project
+
+    def project(self, weights: Tensor) -> Tensor:
+        """Map (batch, *shape) into the set."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class _MatrixConstraint:
     """Weights (out, ...) seen as `groups` matrices (out / groups, the rest)."""
@@ -105,6 +122,10 @@ class _MatrixConstraint:
         bounds = spectral_norm_bound(self._matrices(weights))
         return bounds.reshape(-1, self.groups).amax(dim=1)
 
+    def project(self, weights: Tensor) -> Tensor:
+        """Map (batch, *shape) into the set, without a look at values where that would stall."""
+        return project_batched([weights], [self])[0]  # type: ignore[list-item]
+
     def _finish(self, proposal: Tensor, weights: Tensor) -> Tensor:
         proposal = proposal.reshape(weights.shape)
         return _shrink(proposal, self.bound(proposal), self.radius, dtype=weights.dtype)
@@ -115,13 +136,13 @@ class Orthogonal(_MatrixConstraint):
     """Spectral norm at most `radius`, with singular values pushed to `radius` by projection."""
 
     method = "Gram residual"
+    clips: ClassVar[bool | None] = False
 
-    def project(self, weights: Tensor) -> Tensor:
+    def by_values(self) -> Callable[[Tensor], Tensor]:
         """Orthogonalise, then shrink by the certificate."""
-        if not may_look_at(weights):
-            return project_batched([weights], [self])[0]
-        matrices = _working_copy(self._matrices(weights))
-        return self._finish(orthogonalize(matrices / self.radius) * self.radius, weights)
+        return partial(
+            project_orthogonal, radius=self.radius, groups=self.groups, otherwise=self._finish
+        )
 
 
 @dataclass(frozen=True)
@@ -129,17 +150,19 @@ class SpectralBall(_MatrixConstraint):
     """Spectral norm at most `radius`; projection clips singular values and changes nothing else."""
 
     method = "Gram iteration"
+    clips: ClassVar[bool | None] = True
 
-    def project(self, weights: Tensor) -> Tensor:
+    def by_values(self) -> Callable[[Tensor], Tensor]:
         """Clip singular values, then shrink by the certificate."""
-        if not may_look_at(weights):
-            return project_batched([weights], [self])[0]
+        return self._clipped
+
+    def _clipped(self, weights: Tensor) -> Tensor:
         matrices = _working_copy(self._matrices(weights))
         return self._finish(clip_singular_values(matrices, radius=self.radius), weights)
 
 
 @dataclass(frozen=True)
-class ConvolutionBall:
+class ConvolutionBall(_Alone):
     """Kernels whose convolution, times `scale`, has operator norm at most `radius`.
 
     The certificate is the smaller of the reshaped kernel's norm times `scale sqrt(multiplicity)`
@@ -187,7 +210,7 @@ class ConvolutionBall:
 
 
 @dataclass(frozen=True)
-class EuclideanBall:
+class EuclideanBall(_Alone):
     """Euclidean (Frobenius) norm at most `radius`: biases and Frobenius-constrained matrices."""
 
     radius: float
@@ -204,7 +227,7 @@ class EuclideanBall:
 
 
 @dataclass(frozen=True)
-class RowBall:
+class RowBall(_Alone):
     """Every row of a table (rows, width) has Euclidean norm at most `radius`."""
 
     radius: float
@@ -223,31 +246,19 @@ class RowBall:
         )
 
 
-def may_look_at(weights: Tensor) -> bool:
-    """Whether code may depend on values: free on the CPU, a stall on a GPU, the end of a graph."""
-    return weights.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def project_batched(weights: Sequence[Tensor], constraints: Sequence[Constraint]) -> list[Tensor]:
-    """Project stacks (count, *shape) of weights, each into its own constraint.
-
-    A pure function of the weights. On a GPU and in compiled code no value is looked at, and
-    matrices of all shapes share their kernels.
-    """
-    projected = list(weights)
-    shared: defaultdict[tuple[type, torch.device], list[int]] = defaultdict(list)
-    for index, (weight, constraint) in enumerate(zip(weights, constraints, strict=True)):
-        if type(constraint) in (Orthogonal, SpectralBall) and not may_look_at(weight):
-            shared[type(constraint), weight.device].append(index)
-        else:
-            projected[index] = constraint.project(weight)
-    for (kind, _), members in shared.items():
-        matrices = [constraints[index]._matrices(weights[index]) for index in members]  # type: ignore[attr-defined]
-        radii = [constraints[index].radius for index in members]
-        results = project_matrices(matrices, radii, clip=kind is SpectralBall)
-        for index, result in zip(members, results, strict=True):
-            projected[index] = result.reshape(weights[index].shape)
-    return projected
+@torch.no_grad()
+def certificates_of(pairs: Sequence[tuple[nn.Parameter, Constraint]]) -> list[Certificate]:
+    """Return a proved bound of every weight's norm."""
+    bounds = [0.0] * len(pairs)
+    parameters = [parameter for parameter, _ in pairs]
+    for constraint, members in stacks_of(parameters, [constraint for _, constraint in pairs]):
+        stacked = torch.stack([parameters[index].detach() for index in members])
+        for index, bound in zip(members, constraint.bound(stacked).tolist(), strict=True):
+            bounds[index] = bound
+    return [
+        Certificate(bound=bound, radius=constraint.radius, method=constraint.method)
+        for bound, (_, constraint) in zip(bounds, pairs, strict=True)
+    ]
 
 
 def _euclidean_norm(weights: Tensor) -> Tensor:
@@ -259,96 +270,6 @@ def _euclidean_norm(weights: Tensor) -> Tensor:
     norm = torch.linalg.vector_norm(wide / scale[..., None], dim=-1) * scale
     norm = norm * (1 + (weights.shape[-1] + 8) * 2.0**-52)
     return torch.where(torch.isfinite(largest), norm, torch.full_like(norm, torch.inf))
-
-
-# --- projections of matrices: approximate, and checked by the certificates above ------------------
-
-
-def orthogonalize(matrices: Tensor, *, iterations: int | None = None) -> Tensor:
-    """Return the nearest (semi-)orthogonal matrices, by Newton-Schulz steps from `matrices`.
-
-    With the residual R = I - W W^T, a step is `W <- W + R W / 2`, and near the end, where it is
-    safe, `W <- W + (R / 2 + 3 R^2 / 8) W`, which converges with order three. Since successive
-    training steps move weights little, the weights themselves are the warm start.
-
-    Args:
-        matrices: (..., rows, columns), float32 or float64.
-        iterations: number of steps; by default as many as it takes on the CPU, and a fixed number
-            on other devices, where looking at the residual would stall.
-
-    Returns:
-        Matrices of the same shape whose nonzero singular values are close to 1. How close is for
-        a certificate to say: nothing may rely on convergence. Zero directions stay zero.
-    """
-    rows, columns = matrices.shape[-2:]
-    if rows > columns:
-        return orthogonalize(matrices.mT, iterations=iterations).mT
-    if iterations is None and matrices.device.type == "cpu":
-        return _converge(matrices)
-    current = _scale_into_reach(matrices)
-    for _ in range(_BLIND_ITERATIONS if iterations is None else iterations):
-        current = current + 0.5 * (_residual(current) @ current)
-    return current
-
-
-def _converge(matrices: Tensor) -> Tensor:
-    """Step until the residual is at rounding level, or stops falling."""
-    current, residual = matrices, _residual(matrices)
-    size = _largest_norm(residual)
-    if not size < 1:  # some singular value may lie beyond sqrt(2), or entries may be extreme
-        current = _scale_into_reach(matrices)
-        residual = _residual(current)
-        size = _largest_norm(residual)
-    floor = 1e-7 * matrices.shape[-2]
-    for _ in range(_MOST_ITERATIONS):
-        if size < floor:
-            break
-        correction = 0.5 * residual
-        if size < 0.3:
-            correction = correction + 0.375 * (residual @ residual)
-        current = current + correction @ current
-        if size < _NEARLY_THERE:
-            break
-        residual = _residual(current)
-        previous, size = size, _largest_norm(residual)
-        # Zero directions keep the residual at one each; it then stops falling.
-        if not size < previous * (1 - 1e-6):
-            break
-    return current
-
-
-def _residual(matrices: Tensor) -> Tensor:
-    identity = torch.eye(matrices.shape[-2], dtype=matrices.dtype, device=matrices.device)
-    return identity - matrices @ matrices.mT
-
-
-def _largest_norm(residual: Tensor) -> float:
-    return float(torch.linalg.vector_norm(residual, dim=(-2, -1)).max())
-
-
-def _scale_into_reach(matrices: Tensor) -> Tensor:
-    """Divide by a crude upper bound of the norm where the norm may exceed sqrt(3).
-
-    Near-orthogonal weights are left as they are, which is what makes the warm start warm.
-    """
-    entry = matrices.abs().amax(dim=(-2, -1), keepdim=True)
-    entry = torch.where(entry > 0, entry, torch.ones_like(entry))
-    # Entries beyond this range would overflow or vanish when squared; others are untouched.
-    extreme = (entry > 1e3) | (entry < 1e-6)
-    matrices = torch.where(extreme, matrices / entry, matrices)
-    gram = matrices @ matrices.mT
-    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    deviation = gram - identity
-    square = torch.minimum(
-        torch.linalg.vector_norm(gram @ gram, dim=(-2, -1), keepdim=True).sqrt(),
-        1 + torch.linalg.vector_norm(deviation @ deviation, dim=(-2, -1), keepdim=True).sqrt(),
-    )
-    bound = torch.sqrt(square)
-    # Tiny weights are enlarged: small singular values grow only by half a step.
-    small = (bound < 0.5) & (bound > 0)
-    factor = torch.where(small | (bound > _SAFE_NORM), _SAFE_NORM * 0.98 / bound, 1.0)
-    factor = torch.where(bound > 0, factor, torch.ones_like(factor))
-    return matrices * factor
 
 
 def clip_singular_values(matrices: Tensor, *, radius: float = 1.0) -> Tensor:

@@ -4,7 +4,7 @@ A checkpoint holds all that determines what comes next: weights, optimizer, samp
 generator. A killed run goes on from its last checkpoint and repeats, with the same samples and
 noise, the steps that the ledger has digests of; the engine compares each before it is used. After
 the last one, or the first that comes out otherwise, it draws fresh samples and noise and pays for
-every step (see `clipless.privacy.step._noise`). So the ledger never counts less than was released.
+every step (see `clipless.privacy.step._book`). So the ledger never counts less than was released.
 """
 
 from __future__ import annotations

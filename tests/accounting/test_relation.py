@@ -6,7 +6,8 @@ import pytest
 
 from clipless import PrivacyEngine
 from clipless.errors import LedgerError
-from clipless.ledger._format import encode, header_fields
+from clipless.ledger._format import header_fields
+from clipless.ledger._writing import encode
 from clipless.privacy import Ledger, Mechanism, Plan, PoissonSampling, Relation, epsilon
 from clipless.runs import RunConfig
 from tests.privacy.misuse_helpers import refused

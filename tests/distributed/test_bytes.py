@@ -79,7 +79,7 @@ def shares(wrapper):
     """The weights that this process projects, and those whose optimizer state it has."""
     run = private_run(cnn, wrapper).steps(1)
     names = {id(p): name for name, p in run.inner.named_parameters()}
-    projected = [names[id(p)] for p in run.engine.session._guard._projected.parameters]
+    projected = [names[id(p)] for p in run.engine.session._guard.projection.parameters]
     stepped = [names[id(p)] for p in run.optimizer.state]
     return projected, stepped
 

@@ -320,7 +320,8 @@ def test_a_smaller_count_is_noticed(path):
 
 def rewrite(path, **changes):
     """Edit the last line and recompute its digest, as a newer version or a forger might."""
-    from clipless.ledger._format import decode, encode
+    from clipless.ledger._format import decode
+    from clipless.ledger._writing import encode
 
     *lines, last = path.read_text().splitlines()
     previous = ""

@@ -9,7 +9,7 @@ from torch import nn
 
 from clipless import nn as lip
 from clipless.nn import _base
-from clipless.spectral import _constraints as constraints
+from clipless.spectral import _projection
 from tests.nn.operators import singular_values
 
 
@@ -37,7 +37,7 @@ def moved(model, *, size=0.3):
 def device_like(request, monkeypatch):
     """As on the CPU, and as on devices where values cannot be looked at."""
     if request.param == "blind":
-        monkeypatch.setattr(constraints, "may_look_at", lambda weights: False)
+        monkeypatch.setattr(_projection, "may_look_at", lambda weights: False)
 
 
 @pytest.mark.usefixtures("device_like")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from clipless import project
+from clipless.kernels import joint_multiplier
 from clipless.privacy import FixedSizeSampling, Plan, PoissonSampling, Relation, epsilon
-from clipless.privacy._noise import joint_multiplier
 from tests.privacy.runs import Run, examples, mlp
 
 

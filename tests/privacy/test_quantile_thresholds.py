@@ -10,8 +10,8 @@ from torch import nn
 import clipless
 from clipless import losses
 from clipless import nn as lip
+from clipless.kernels import joint_multiplier
 from clipless.privacy import PrivacyEngine
-from clipless.privacy._noise import joint_multiplier
 from tests.privacy.runs import Run, examples, mlp
 from tests.privacy.step.test_neighbours import ADVERSARIES, Silence, differences, sample_of
 

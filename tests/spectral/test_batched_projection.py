@@ -5,8 +5,14 @@ import math
 import pytest
 import torch
 
-from clipless.spectral import EuclideanBall, Orthogonal, RowBall, SpectralBall, project_batched
-from clipless.spectral import _constraints as constraints
+from clipless.spectral import (
+    EuclideanBall,
+    Orthogonal,
+    RowBall,
+    SpectralBall,
+    _projection,
+    project_batched,
+)
 from clipless.spectral._batched_projection import _STEPS, project_matrices
 from tests.spectral.test_bounds import CASES
 
@@ -129,7 +135,7 @@ def test_the_polynomials_map_their_interval_to_one():
 
 def test_weights_go_the_way_of_their_constraint(monkeypatch):
     """On devices where looking is costly, matrices go together and everything else alone."""
-    monkeypatch.setattr(constraints, "may_look_at", lambda weights: False)
+    monkeypatch.setattr(_projection, "may_look_at", lambda weights: False)
     weights = [
         torch.randn(2, 6, 4, 3),
         torch.randn(1, 8, 2, 3),

@@ -2,7 +2,7 @@
 
 import json
 
-from clipless.ledger._format import encode
+from clipless.ledger._writing import encode
 
 
 def without(path, lines):

@@ -36,7 +36,7 @@ def make_finite_and_bounded(rows: Tensor, radius: float, *, sphere: bool = False
 
     Finite rows inside the ball are returned bit for bit.
     """
-    if _by_one_kernel(rows):
+    if isinstance(rows, Tensor) and rows.is_cuda and _fits_one_kernel(rows):
         kernels = kernels_for(rows)
         if kernels is not None:
             rows = dense(rows)
@@ -46,7 +46,7 @@ def make_finite_and_bounded(rows: Tensor, radius: float, *, sphere: bool = False
     return (scale_to_sphere if sphere else scale_into_ball)(finite, radius)
 
 
-def _by_one_kernel(rows: Tensor) -> bool:
+def _fits_one_kernel(rows: Tensor) -> bool:
     """Whether nobody looks on, and rows are of a kind that the GPU's kernel is made for."""
     return (
         not needs_plain_operators(rows)
@@ -60,16 +60,13 @@ def _by_one_kernel(rows: Tensor) -> bool:
 def _scale(rows: Tensor, radius: float, *, sphere: bool) -> Tensor:
     if isinstance(rows, Tensor) and rows.dtype in _HALVES:
         return _scale_half(rows, radius, sphere=sphere)
-    if needs_plain_operators(rows):
-        x, axes = _examples(rows)
-        unit, _, energy, moved = _polar(x, axes, radius, sphere)
-        return torch.where(moved, unit * (radius / energy.sqrt()), x).view_as(rows)
+    differentiated = isinstance(rows, Tensor) and rows.requires_grad and torch.is_grad_enabled()
+    if not differentiated or needs_plain_operators(rows):
+        return _scaled(rows, radius, sphere)
     if rows.ndim == 1:
         return _scale(rows.unsqueeze(-1), radius, sphere=sphere).squeeze(-1)
-    if torch.is_grad_enabled() and rows.requires_grad:
-        scaled: Tensor = _Scale.apply(rows, radius, sphere)  # type: ignore[no-untyped-call]
-        return scaled
-    return _scaled(rows, radius, sphere)
+    scaled: Tensor = _Scale.apply(rows, radius, sphere)  # type: ignore[no-untyped-call]
+    return scaled
 
 
 def _scale_half(rows: Tensor, radius: float, *, sphere: bool) -> Tensor:
@@ -122,10 +119,11 @@ def _polar(
 
 
 def _scaled(rows: Tensor, radius: float, sphere: bool) -> Tensor:
-    """The same where autograd does not look."""
+    """The same in torch's operators, of which none works in place: a tracer may look on."""
     x, axes = _examples(rows)
     unit, _, energy, moved = _polar(x, axes, radius, sphere)
-    return torch.where(moved, unit.mul_(radius / energy.sqrt()), x)
+    scaled = torch.where(moved, unit * (radius / energy.sqrt()), x)
+    return scaled if x is rows else scaled.view_as(rows)
 
 
 def _scale_of(largest: Tensor, radius: float, sphere: bool) -> Tensor:

@@ -1,23 +1,42 @@
-"""Gaussian noise on a grid: `round(N(0, 1) * 2^28)`, as integers made from random words.
+"""Gaussian noise on a grid, from a ChaCha20 key to what is added to a release.
 
-A cell of |N(0, 1)| is drawn from a table, a place within it by inverting the distribution function
-there, and a sign. The place is a uniform word plus a correction, because the density within a cell
-is not quite constant: of the word's 63 bits, 18 become part of the integer, and the other 45 see to
-it that every integer has its probability to a relative error of 2^-40 (`docs/arithmetic.md`).
-Nothing is rejected and no branch depends on a value.
+`round(N(0, 1) * 2^28)`, as integers made from random words: a cell of |N(0, 1)| is drawn from a
+table, a place within it by inverting the distribution function there, and a sign. The place is a
+uniform word plus a correction, because the density within a cell is not quite constant: of the
+word's 63 bits, 18 become part of the integer, and the other 45 see to it that every integer has its
+probability to a relative error of 2^-40 (`docs/arithmetic.md`). Nothing is rejected and no branch
+depends on a value.
+
+Who does not know the key cannot tell the stream of ChaCha20 (RFC 8439) from random bits by any
+known attack; that is an assumption about computing power, and the only one. The time it takes
+depends on nothing secret. On the CPU the blocks come from OpenSSL, by way of `cryptography`; on
+CUDA from a Triton kernel (`_triton_noise`), bit for bit the same.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
-from collections.abc import Sequence
+import secrets
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 
+import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor
 
-from clipless.kernels.randomness._chacha import KeyStream
+from clipless.common import Query
 from clipless.kernels.randomness._gaussian_table import CELL_BITS, LOW_BITS, WIDTH_BITS, cell_table
+
+KEY_BYTES = 32
+BLOCK_BYTES = 64
+_MOST_BLOCKS = 2**32
+_RATCHET_PURPOSE = 0xFFFFFFFF
+"""The purpose of the stream that the next key is taken from, and that nothing else uses."""
 
 GRID_STEPS = 2**28
 """How many steps of its grid the standard deviation of noise is: the grid is public."""
@@ -29,7 +48,75 @@ _AT_ONCE = 1 << 15
 """Samples that are made at a time: what they need stays in the processor's caches."""
 _CELLS, _THRESHOLDS, _PLACES = 0, 1, 2
 """The three streams of words: which slot and sign, which candidate, which place."""
-_STREAMS = 3
+
+STATE_NAME = "chacha20"
+"""What a saved state calls the key of the noise."""
+
+
+class GaussianNoise:
+    """Gaussian noise on a grid, from a ChaCha20 key that moves on with every release.
+
+    What is released is rounded to a grid and gets noise that lies on it, added as integers: the
+    rounding of what the ideal mechanism releases, so that no digit tells more than its result does.
+    The key comes from the operating system. After a release it is replaced by one that does not
+    lead back to it: who steals a state learns the noise to come, and none that was.
+    `insecure_seed` is for tests: the noise can be recomputed by whoever knows the seed, and what it
+    is added to is not private.
+    """
+
+    def __init__(self, *, insecure_seed: int | None = None) -> None:
+        self.insecure = insecure_seed is not None
+        if insecure_seed is None:
+            self.renew()
+        else:
+            text = f"clipless/insecure noise/{insecure_seed}"
+            self._key = hashlib.sha256(text.encode()).digest()
+
+    @torch.no_grad()
+    def add_(self, values: Sequence[Tensor], queries: Sequence[Query]) -> None:
+        """Round the values of one release to their grids and add their noise, in place.
+
+        Nothing is read back from an accelerator. The deviations are a little larger than asked
+        for, by what rounding to grids moves two neighbours apart (`joint_grid_factor`).
+        """
+        if len(values) != len(queries):
+            raise ValueError(f"{len(queries)} queries do not describe {len(values)} values")
+        deviations = _grown_deviations(tuple(queries), tuple(each.numel() for each in values))
+        key, self._key = self._key, next_key(self._key)
+        add_grid_noise_(values, deviations, KeyStream(key))
+
+    def renew(self) -> None:
+        """Take a new key from the operating system."""
+        self._key = secrets.token_bytes(KEY_BYTES)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the key of the releases to come: keep it secret. Earlier noise is not in it."""
+        return {STATE_NAME: torch.frombuffer(bytearray(self._key), dtype=torch.uint8)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue the noise where `state` was saved."""
+        self._key = bytes(state[STATE_NAME].tolist())
+
+
+@functools.lru_cache(maxsize=16)
+def _grown_deviations(queries: tuple[Query, ...], sizes: tuple[int, ...]) -> tuple[float, ...]:
+    """The deviations of a release, with what rounding to grids asks for."""
+    noisy = [(query, size) for query, size in zip(queries, sizes, strict=True)]
+    noisy = [(query, size) for query, size in noisy if query.deviation > 0]
+    multiplier = joint_multiplier(
+        [query.sensitivity for query, _ in noisy], [query.deviation for query, _ in noisy]
+    )
+    entries = sum(size for _, size in noisy)
+    factor = 1.0 if math.isinf(multiplier) else joint_grid_factor(multiplier, entries)
+    return tuple(factor * query.deviation for query in queries)
+
+
+def joint_multiplier(sensitivities: Sequence[float], deviations: Sequence[float]) -> float:
+    """Return the noise multiplier of the joint release: `(sum (D_d / std_d)^2)^(-1/2)`."""
+    pairs = [(d, s) for d, s in zip(sensitivities, deviations, strict=True) if d > 0]
+    if any(s == 0 for _, s in pairs):
+        return 0.0
+    return 1 / math.sqrt(sum((d / s) ** 2 for d, s in pairs)) if pairs else math.inf
 
 
 @torch.no_grad()
@@ -41,12 +128,35 @@ def add_grid_noise_(
     The grid of a tensor is its deviation over 2^28. Rounding moves two neighbours apart by at most
     one step an entry, which whoever chooses the deviation has to account for.
     """
-    for index, (tensor, deviation) in enumerate(zip(tensors, deviations, strict=True)):
-        if deviation > 0:
-            step = deviation / GRID_STEPS
-            places = torch.round(tensor.to(torch.float64) / step).to(torch.int64)
-            places += grid_noise(tensor.numel(), stream, index, tensor.device).view(places.shape)
-            tensor.copy_(places.to(torch.float64).mul_(step))
+    both = zip(tensors, deviations, strict=True)
+    wanted = {index: tensor for index, (tensor, deviation) in enumerate(both) if deviation > 0}
+    for index, noise in _noise_of_each(wanted, stream):
+        tensor, step = wanted[index], deviations[index] / GRID_STEPS
+        places = torch.round(tensor.to(torch.float64) / step).to(torch.int64)
+        places += noise.view(places.shape)
+        tensor.copy_(places.to(torch.float64).mul_(step))
+
+
+def _noise_of_each(
+    tensors: Mapping[int, Tensor], stream: KeyStream
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield the noise of every tensor, by its index; small ones on the CPU are made together."""
+    together: dict[int, int] = {}
+    for index, tensor in tensors.items():
+        if tensor.device.type != "cpu" or tensor.numel() > _AT_ONCE:
+            yield index, grid_noise(tensor.numel(), stream, index, tensor.device)
+            continue
+        if sum(together.values()) + tensor.numel() > _AT_ONCE:
+            yield from _made_together(together, stream)
+            together = {}
+        together[index] = tensor.numel()
+    yield from _made_together(together, stream)
+
+
+def _made_together(counts: Mapping[int, int], stream: KeyStream) -> Iterator[tuple[int, Tensor]]:
+    if counts:
+        noise = _drawn([(index, 0, count) for index, count in counts.items()], stream)
+        yield from zip(counts, noise.split(list(counts.values())), strict=True)
 
 
 def grid_noise(
@@ -68,7 +178,7 @@ def grid_noise(
             noise: Tensor = kernels.grid_noise(count, stream.key, index, device)
             return noise
     parts = [
-        _drawn(min(_AT_ONCE, count - first), first, stream, index)
+        _drawn([(index, first, min(_AT_ONCE, count - first))], stream)
         for first in range(0, count, _AT_ONCE)
     ]
     noise = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
@@ -84,15 +194,21 @@ def _cuda_kernels() -> ModuleType | None:
     return _triton_noise
 
 
-def _drawn(count: int, first: int, stream: KeyStream, index: int) -> Tensor:
-    """Samples `first` to `first + count`; `first` is a multiple of what fills whole blocks."""
+def _drawn(pieces: Iterable[tuple[int, int, int]], stream: KeyStream) -> Tensor:
+    """Samples of one stream after the other: of each index, `count` of them from `first` on.
+
+    `first` is a multiple of what fills whole blocks.
+    """
 
     def words(plane: int, each: int) -> Tensor:
-        """`count` numbers, of which `each` are in a word."""
-        found = stream.words(
-            -(-count // each), purpose=plane, index=index, first_block=first // (8 * each)
-        )
-        return torch.from_numpy(found.view("<i4" if each == 2 else "<i8").copy())[:count]
+        """A number for every sample, of which `each` are in a word."""
+        found = [
+            stream.words(
+                -(-count // each), purpose=plane, index=index, first_block=first // (8 * each)
+            ).view("<i4" if each == 2 else "<i8")[:count]
+            for index, first, count in pieces
+        ]
+        return torch.from_numpy(np.concatenate(found))
 
     short = words(_CELLS, 2)  # a slot, 17 digits of chance, and a sign
     slots = (short & ((1 << CELL_BITS) - 1)).to(torch.int64)
@@ -149,3 +265,50 @@ def joint_grid_factor(multiplier: float, entries: int) -> float:
             "the noise allows; nothing is learned at such a multiplier. Take a smaller one."
         )
     return 1 / (1 - moved)
+
+
+class KeyStream:
+    """The random words that belong to one key, told apart by a purpose, an index and a position.
+
+    Example:
+        >>> stream = KeyStream(bytes(32))
+        >>> stream.words(2, purpose=0, index=0).tolist() == stream.words(2, purpose=0).tolist()
+        True
+        >>> stream.words(2, purpose=0).tolist() == stream.words(2, purpose=1).tolist()
+        False
+    """
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a key of ChaCha20 has {KEY_BYTES} bytes, got {len(key)}")
+        self.key = key
+
+    def words(
+        self, count: int, *, purpose: int, index: int = 0, first_block: int = 0
+    ) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        """Return `count` words of 64 bits, (count,), from block `first_block` of 8 words on."""
+        blocks = -(-count // 8)
+        if not 0 <= first_block <= _MOST_BLOCKS - blocks:
+            raise ValueError(
+                f"{count} words from block {first_block} on are more than one nonce has: a stream "
+                f"of ChaCha20 has {_MOST_BLOCKS} blocks of {BLOCK_BYTES} bytes"
+            )
+        start = struct.pack("<I", first_block) + nonce(purpose, index)
+        stream = Cipher(ChaCha20(self.key, start), mode=None).encryptor()
+        data = stream.update(bytes(BLOCK_BYTES * blocks))
+        return np.frombuffer(data, dtype="<u8", count=count)
+
+
+def nonce(purpose: int, index: int) -> bytes:
+    """Return the 96 bits that tell streams of one key apart: what for, and which."""
+    return struct.pack("<IQ", purpose, index)
+
+
+def next_key(key: bytes) -> bytes:
+    """Return the key that follows; nobody can go back from it to the one before.
+
+    Example:
+        >>> next_key(bytes(32)) == next_key(bytes(32)) != bytes(32)
+        True
+    """
+    return KeyStream(key).words(KEY_BYTES // 8, purpose=_RATCHET_PURPOSE).tobytes()

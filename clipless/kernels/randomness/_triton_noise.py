@@ -12,7 +12,7 @@ from triton import cdiv, jit
 from triton import language as tl
 from triton.language import constexpr
 
-from clipless.kernels.randomness._chacha import nonce
+from clipless.kernels.randomness._gaussian import nonce
 from clipless.kernels.randomness._gaussian_table import cell_table
 
 _LANES = 128

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from clipless.kernels.randomness._chacha import KeyStream
+from clipless.kernels.randomness._gaussian import KeyStream
 
 
 class WordSource:

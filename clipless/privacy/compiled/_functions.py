@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clipless.kernels import AnyFunction, CompiledFunction, is_close, make_finite_and_bounded
 from clipless.losses import Loss
-from clipless.nn import Projection
+from clipless.spectral import Projection
 
 if TYPE_CHECKING:
     from clipless.privacy.step._enforcement import Enforcement

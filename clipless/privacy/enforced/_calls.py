@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 
 from clipless.bounds import without_shortcuts
-from clipless.privacy.enforced import _attention, _ours, _recurrent
-from clipless.privacy.enforced._layers import Handler, handler_of
 from clipless.privacy.enforced._passes import LayerPass
+from clipless.privacy.enforced.layers import _attention, _ours, _recurrent
+from clipless.privacy.enforced.layers._table import Handler, handler_of
 
 TABLE_FILES = (_attention, _ours, _recurrent)
-"""The files beside `_layers` whose layers are in the table."""
+"""The files beside `_table` whose layers are in the table."""
 
 
 class _LayerCall:

@@ -17,8 +17,12 @@ from clipless.privacy.enforced._calls import StandIns
 from clipless.privacy.enforced._passes import EnforcingPass
 from clipless.privacy.enforced._report import EnforcedReport
 from clipless.privacy.enforced._thresholds import EnforcedThresholds
-from clipless.privacy.step._enforcement import BackwardPass, Enforcement, norm_margin
-from clipless.privacy.step._sealed import Deliveries
+from clipless.privacy.step._enforcement import (
+    BackwardPass,
+    Deliveries,
+    Enforcement,
+    norm_margin,
+)
 
 
 class ThresholdEnforcement(Enforcement):

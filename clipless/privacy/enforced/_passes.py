@@ -21,7 +21,7 @@ from clipless.bounds import Rows, RowTrace
 from clipless.errors import PrivacyError, UnsupportedOperationError
 from clipless.kernels import Threshold, enforced_copies
 from clipless.privacy.enforced._shared import Shared
-from clipless.privacy.step._sealed import Deliveries, sealed
+from clipless.privacy.step._enforcement import Deliveries, sealed
 
 Plain = Callable[..., Tensor]
 Bounded = Callable[[Tensor, Sequence[Tensor | None], Sequence[Threshold | None]], Tensor]

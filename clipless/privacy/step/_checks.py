@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from clipless.bounds import hooks_of
 from clipless.errors import PrivacyError
 from clipless.losses import Loss
 from clipless.privacy._precision import Precision
-from clipless.privacy.sampling._batches import StepSample, row_weights, sample_of
+from clipless.privacy.sampling._batches import StepSample, row_weights
 
 
 def check_criterion(criterion: Any) -> None:
@@ -50,28 +51,16 @@ def check_criterion_call(criterion: Any, arguments: tuple[Any, ...]) -> None:
         )
 
 
-def check_output(output: Any) -> None:
-    """The model returned one tensor, for the criterion."""
-    if not isinstance(output, Tensor):
-        raise PrivacyError(
-            f"the model returned a {type(output).__name__} instead of a tensor, whose "
-            "gradients cannot be held back. Return the output for the criterion alone."
-        )
-
-
-def closure_of(
-    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Callable[[], Any] | None:
-    """Return the closure that a step was given, or refuse an optimizer that depends on it."""
-    closure = kwargs.get("closure") if len(args) < 2 else args[1]
-    taken = inspect.signature(type(optimizer).step).parameters.get("closure")
+@functools.cache  # what is refused is asked again
+def refuse_closures(optimizer: type[torch.optim.Optimizer]) -> None:
+    """Refuse optimizers that depend on a closure."""
+    taken = inspect.signature(optimizer.step).parameters.get("closure")
     if taken is not None and taken.default is inspect.Parameter.empty:
         raise PrivacyError(
-            f"{type(optimizer).__name__} needs a closure, which it may evaluate any number of "
+            f"{optimizer.__name__} needs a closure, which it may evaluate any number of "
             "times in one step, and decides by losses that have no noise. Use an optimizer that "
             "steps on the gradients it finds."
         )
-    return closure
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
@@ -89,50 +78,6 @@ def check_optimizer(optimizer: torch.optim.Optimizer, parameters: Mapping[str, T
             f"the optimizer lacks trainable parameters of the model: {', '.join(lacking)}. "
             "Add them, or freeze them with requires_grad_(False) before make_private."
         )
-
-
-def check_gradient_hooks(parameters: Iterable[Tensor]) -> None:
-    """Refuse hooks that could change gradients on their way."""
-    for parameter in parameters:
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise PrivacyError(
-                "a parameter carries a gradient hook, which could change gradients before they "
-                "get their noise. Remove it."
-            )
-
-
-def check_target(target: Any, sample: StepSample) -> None:
-    """Refuse targets that were drawn in another batch than the inputs."""
-    drawn = sample_of((target,))
-    if drawn is not None and drawn is not sample:
-        raise PrivacyError(
-            "the targets were drawn from the private loader in another batch than the inputs. "
-            "Pass the criterion the targets of the batch that went through the model."
-        )
-
-
-def marked_sample(inputs: tuple[Any, ...]) -> StepSample | None:
-    """Return the sample that the model's inputs are marked with; refuse several at once."""
-    marks = [mark for each in inputs if (mark := sample_of((each,)) or used_for(each))]
-    if any(mark is not marks[0] for mark in marks):
-        raise PrivacyError(
-            "the model was called on tensors of several batches at once. Call it on what the "
-            "private loader handed out together."
-        )
-    return marks[0] if marks else None
-
-
-def mark_used(inputs: tuple[Any, ...], sample: StepSample) -> None:
-    """Note which sample tensors were used for that the loader did not mark itself."""
-    for value in inputs:
-        if isinstance(value, Tensor) and not value.is_inference():
-            value._clipless_used = (sample, value._version)  # type: ignore[attr-defined]
-
-
-def used_for(value: Any) -> StepSample | None:
-    """Return the sample that this tensor was used for before, unless it was filled anew."""
-    sample, version = getattr(value, "_clipless_used", (None, None))
-    return sample if isinstance(sample, StepSample) and value._version == version else None
 
 
 def weights_on(sample: StepSample, device: torch.device) -> Tensor | None:
@@ -259,8 +204,3 @@ def check_dtypes(trainable: Sequence[Tensor]) -> None:
             f"parameters were converted to {', '.join(map(str, dtypes))}. The slack in "
             "the sensitivities covers float32: convert them back, and call make_private."
         )
-
-
-def may_be_read(tensor: Tensor) -> bool:
-    """Whether a look at the values costs nothing; on a GPU it would wait for all that is queued."""
-    return tensor.device.type == "cpu"

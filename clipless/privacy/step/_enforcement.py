@@ -5,7 +5,7 @@ While a private forward pass runs, every layer that holds trainable parameters c
 these stand-ins can reach. Each use of a leaf scales what one example adds to its gradient to the
 bound that was planned for that use (`BoundedModule.forward_bounded`), and is refused if its input
 has not one row for each example. It hands its gradients in by itself, to the pass that it belongs
-to, once (`_sealed`). So, whatever else `forward` does:
+to, once. So, whatever else `forward` does:
 
 - a parameter's gradient is a sum of its planned uses, each within its bound for every example;
 - a use that was not planned, and a parameter without a bound, have a gradient of exactly zero;
@@ -13,11 +13,17 @@ to, once (`_sealed`). So, whatever else `forward` does:
 
 What this cannot bound is what one example does to another's contribution: that examples stay apart
 is proved by the trace, and tried on the running model (`RowTrial`).
+
+Gradients do not travel by autograd's edges. One that went from node to node could be changed on its
+way, or joined by others: by a hook on a node (`y.grad_fn.register_hook`), on a leaf that was found
+behind it, by a second use of that leaf. So each use of a layer is one node, which has a graph and
+leaves of its own inside. Its backward pass hands the bounded gradients to the pass that they belong
+to, and passes on nothing but the cotangent of its input, which is a constant to whoever
+differentiates once more.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import threading
@@ -29,14 +35,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from clipless.bounds import SensitivityReport
 from clipless.common import not_set_error
 from clipless.errors import PrivacyError
-from clipless.kernels import GradientLimits, per_example_parameter
+from clipless.kernels import GradientLimits
 from clipless.nn import BoundedModule
 from clipless.privacy._plan import Plan
-from clipless.privacy.step._sealed import Deliveries, sealed
+from clipless.privacy.step._other_layers import by_rows, refuse_other_ways
 
 _MARGIN = {"float32": 1e-4, "tf32": 1.2e-3, "bfloat16": 1.2e-3}
 """By how much norms are computed too small at most, and operands of products are rounded up."""
@@ -121,7 +128,7 @@ class Enforcement:
     def backward_pass(self, output: Tensor) -> BackwardPass:
         """Return the backward pass from an output of the present pass to its parameters."""
         if self._sharded:
-            _refuse_other_ways(output, self._ways)
+            refuse_other_ways(output, self._ways)
         return functools.partial(
             self.gradients, output, leaves=self.leaves, deliveries=self.deliveries
         )  # fmt: skip
@@ -175,8 +182,10 @@ class _BoundedCall:
         ours = kinds[0].__module__.startswith("clipless.nn.")
         if isinstance(module, BoundedModule) and ours:
             self._forward: Callable[..., Any] = module.forward_bounded
+            self._prepared = [module.prepared(limits) for limits in uses]
         else:
-            self._forward = functools.partial(_by_rows, module)
+            self._forward = functools.partial(by_rows, module)
+            self._prepared = [functools.partial(self._forward, limits=limits) for limits in uses]
 
     def begin(self, leaves: Mapping[int, Tensor] | None) -> None:
         """Take the parameters as they are now: a leaf where a use is planned, else its values."""
@@ -231,7 +240,7 @@ class _BoundedCall:
 
     def _sealed(self, use: int, known: Mapping[str, Any], inputs: Sequence[Any]) -> Tensor:
         """Run the layer such that its gradients are handed in, and have no other way."""
-        limits, deliveries = self._uses[use], self._enforcement.deliveries
+        run, limits, deliveries = self._prepared[use], self._uses[use], self._enforcement.deliveries
         if deliveries is None:
             raise not_set_error("the pass that a use belongs to")
         places = {name: self._places[name] for name in limits if name in self._places}
@@ -239,7 +248,7 @@ class _BoundedCall:
 
         def layer(given: Sequence[Any], leaves: Mapping[int, Tensor]) -> Tensor:
             own = {name: leaves[place] for name, place in places.items()}
-            output: Tensor = self._forward(*given, parameters={**known, **own}, limits=limits)
+            output: Tensor = run(*given, parameters={**known, **own})
             return output
 
         return sealed(layer, leaves, inputs, deliveries)
@@ -272,51 +281,109 @@ def _leaf(parameter: Tensor) -> Tensor:
     return parameter.detach().to(torch.float64).requires_grad_()
 
 
-def _by_rows(
-    module: nn.Module, *inputs: Any, parameters: Mapping[str, Tensor], limits: GradientLimits
-) -> Any:
-    """Run a layer that is not ours on one example at a time, each with parameters of its own."""
-    plain = copy.copy(module)
-    vars(plain).pop("forward", None)
-    rows = inputs[0].shape[0]
-    dtypes = {name: each.dtype for name, each in module.named_parameters()}
-    copies = {
-        name: per_example_parameter(each, rows, limits.get(name), dtypes[name])
-        for name, each in parameters.items()
-    }
-
-    def one(own: dict[str, Tensor], *example: Any) -> Any:
-        batch = tuple(x.unsqueeze(0) if isinstance(x, Tensor) else x for x in example)
-        return torch.func.functional_call(plain, own, batch).squeeze(0)
-
-    axes = (0, *(0 if isinstance(x, Tensor) else None for x in inputs))
-    try:
-        return torch.func.vmap(one, axes, randomness="different")(copies, *inputs)
-    except RuntimeError as error:
-        raise PrivacyError(
-            f"{type(module).__name__} has trainable parameters and a rule, but cannot be run on "
-            f"single examples by torch.func.vmap, which is how its gradients are bounded: {error}"
-        ) from error
-
-
-def _refuse_other_ways(output: Tensor, ways: Sequence[Any]) -> None:
-    """Refuse an output that depends on a parameter other than by these nodes of its graph."""
-    known: set[Any] = {None, *ways}
-    waiting: list[Any] = [output.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node in known:
-            continue
-        known.add(node)
-        if isinstance(getattr(node, "variable", None), nn.Parameter):
-            raise PrivacyError(
-                "the forward pass uses a parameter of a sharded model in another way than by "
-                "calling its layer, or uses what an earlier pass has computed. What reaches the "
-                "parameter by that way has no bound: call the layer itself, and detach what is "
-                "kept between calls."
-            )
-        waiting += [each for each, _ in node.next_functions]
-
-
 def norm_margin(dtype: torch.dtype, plan: Plan) -> float:
     return 1e-10 if dtype == torch.float64 else _MARGIN[plan.precision]
+
+
+Layer = Callable[[Sequence[Any], Mapping[int, Tensor]], Tensor]
+"""A use of a layer: from its inputs, and leaves by their parameters' places, to its output."""
+
+
+class Deliveries:
+    """The gradients that the uses of one forward pass hand in, by the parameter's place.
+
+    They are taken while the pass's own backward pass runs, once from every use. What else runs
+    backwards through a use (a gradient inside of `forward`, a backward pass inside of another one)
+    gets the cotangent of its input, and adds nothing here.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.anchor = torch.empty(0, device=device, requires_grad=True)
+        """What every use depends on, so that a backward pass has something to look for."""
+        self._lock = threading.Lock()
+        self._sums: dict[int, Tensor] | None = None
+
+    def collect(self, run: Callable[[], object]) -> dict[int, Tensor]:
+        """Run a backward pass, and return what was handed in meanwhile."""
+        with self._lock:
+            self._sums = sums = dict[int, Tensor]()
+        try:
+            run()
+        finally:
+            with self._lock:
+                self._sums = None
+        return sums
+
+    def wanted_from(self, use: Any) -> bool:
+        """Whether a use should hand in its gradients: now, and for the first time."""
+        with self._lock:
+            wanted = self._sums is not None and not use.handed_in
+            use.handed_in = use.handed_in or wanted
+        return wanted
+
+    def hand_in(self, gradients: Mapping[int, Tensor | None]) -> None:
+        """Add the gradients of one use."""
+        with self._lock:
+            for place, gradient in gradients.items():
+                if gradient is not None and self._sums is not None:
+                    known = self._sums.get(place)
+                    gradient = gradient.to(torch.float64)
+                    self._sums[place] = gradient if known is None else known + gradient
+
+
+def sealed(
+    layer: Layer, leaves: Mapping[int, Tensor], inputs: Sequence[Any], deliveries: Deliveries
+) -> Tensor:
+    """Run a layer with leaves that nobody else has; its gradients go to `deliveries`."""
+    output: Tensor = _SealedUse.apply(  # type: ignore[no-untyped-call]
+        deliveries.anchor, deliveries, layer, leaves, *inputs
+    )
+    return output
+
+
+class _SealedUse(torch.autograd.Function):
+    """One use of a layer, with a graph of its own inside."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, deliveries: Deliveries, layer: Layer,
+        leaves: Mapping[int, Tensor], *inputs: Any,
+    ) -> Tensor:  # fmt: skip
+        own = [
+            x.detach().requires_grad_(needed) if isinstance(x, Tensor) else x
+            for x, needed in zip(inputs, ctx.needs_input_grad[4:], strict=True)
+        ]
+        # Nobody listens in: a mode or a tensor's own class would be shown the leaves.
+        with torch.enable_grad(), torch._C.DisableTorchFunction():
+            output = layer(own, leaves)
+        ctx.deliveries, ctx.handed_in = deliveries, False
+        # The way back from the output, and not its memory.
+        ctx.inside = get_gradient_edge(output), own, leaves
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        if ctx.inside is None:
+            raise PrivacyError(
+                "a layer's backward pass ran a second time in one backward pass of the model. "
+                "Every use of a layer contributes once: differentiate nothing inside of a "
+                "backward pass."
+            )
+        behind, own, leaves = ctx.inside
+        wanted = ctx.deliveries.wanted_from(ctx)
+        inputs = [x for x in own if isinstance(x, Tensor) and x.requires_grad]
+        asked = [*inputs, *leaves.values()] if wanted else inputs
+        if not asked:
+            return (None,) * (4 + len(own))
+        with torch._C.DisableTorchFunction():
+            found = torch.autograd.grad(
+                behind, asked, cotangents[0], allow_unused=True, retain_graph=not wanted
+            )  # fmt: skip
+        if wanted:
+            ctx.inside = None  # activations are not kept until the whole backward pass is over
+            ctx.deliveries.hand_in(dict(zip(leaves, found[len(inputs) :], strict=True)))
+        to_inputs = iter(found)
+        passed_on = (
+            next(to_inputs) if isinstance(x, Tensor) and x.requires_grad else None for x in own
+        )
+        return None, None, None, None, *passed_on

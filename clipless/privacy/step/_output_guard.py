@@ -3,22 +3,24 @@
 The model's output is cut off from its graph before anybody sees it. The criterion works on a copy
 of its own; when the backward pass reaches that copy, each example's cotangent is made finite,
 clipped to its limit and handed to the session, which alone runs the rest of the backward pass.
+What comes out of it is kept here (`Gradients`) until it has its noise.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import OrderedDict
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from clipless.errors import PrivacyError
-from clipless.kernels import make_finite_and_bounded
-from clipless.privacy.step._checks import may_be_read
+from clipless.kernels import make_finite_and_bounded, may_look_at
+from clipless.privacy.step import _refusals as refusals
+from clipless.privacy.step._withheld import withheld
 
 if TYPE_CHECKING:
     from clipless.privacy._plan import Plan
@@ -124,12 +126,7 @@ def plain_reduction(losses: Tensor, reduction: str) -> Tensor:
 
 @torch.utils.hooks.unserializable_hook  # type: ignore[untyped-decorator]  # no warning at saving
 def _refuse_other_use(cotangent: Tensor) -> None:
-    raise PrivacyError(
-        "the model's output is differentiated by something besides the criterion that was made "
-        "private, or the criterion was left out. Terms that look at several examples have no "
-        "bounded sensitivity: put what you need into a per-example loss "
-        "(clipless.losses.PerExample) and compute the loss with it, in training mode."
-    )
+    raise refusals.other_use_of_output()
 
 
 class _WatchedOutput(torch.autograd.Function):
@@ -149,11 +146,7 @@ class _WatchedOutput(torch.autograd.Function):
 def _hand_over(call: ForwardCall, cotangents: Tensor) -> None:
     """Let the session run the backward pass behind an output, once."""
     if call.finished:
-        raise PrivacyError(
-            "backward was called a second time through the same forward pass. Every sampled "
-            "example may contribute once: call the model again on a new batch, and do not "
-            "use retain_graph=True."
-        )
+        raise refusals.second_backward()
     call.finished = True
     call.session.backward(call, cotangents)
 
@@ -200,13 +193,8 @@ class _LossWithCotangents(torch.autograd.Function):
 
 def _check_scale(scale: Tensor, call: ForwardCall) -> None:
     """Refuse a loss that was multiplied. (On a GPU, where a look would stall, it has no effect.)"""
-    if may_be_read(scale) and not call.session.allows_scaling and scale != 1:
-        raise PrivacyError(
-            f"the private loss was multiplied by {float(scale):g} before backward. The "
-            "criterion already divides by the public batch size; change the learning rate "
-            "instead, use micro_batch_size for batches larger than memory, and pass a "
-            "gradient scaler as grad_scaler= to make_private."
-        )
+    if may_look_at(scale) and not call.session.allows_scaling and scale != 1:
+        raise refusals.scaled_loss(float(scale))
 
 
 def main_output(output: Any) -> Any:
@@ -236,3 +224,64 @@ def _detached(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(map(_detached, value))
     return value
+
+
+class Gradients:
+    """The gradients of a model's parameters: nothing without noise is left where others look."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], trainable: Sequence[Tensor]) -> None:
+        self._parameters, self._trainable = list(parameters.values()), list(trainable)
+        self._own: list[Tensor] = []
+        self._withheld: list[Tensor] = []
+        self._kinds: list[tuple[torch.dtype, torch.device]] = []
+
+    def drop(self) -> None:
+        """Take all gradients away."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def put(self, gradients: Sequence[Tensor | None]) -> None:
+        """Let the trainable parameters have these gradients, and remember that they are ours.
+
+        None is for parameters that another process looks after.
+        """
+        self.drop()
+        for parameter, gradient in zip(self._trainable, gradients, strict=True):
+            parameter.grad = gradient
+        self._own = [p.grad for p in self._parameters if p.grad is not None]
+
+    def release(self, sums: Sequence[Tensor | None]) -> None:
+        """Let the optimizer find what was released, in the parameters' own format."""
+        both = zip(self._trainable, sums, strict=True)
+        self.put([None if each is None else each.to(own.dtype) for own, each in both])
+
+    def withhold(self) -> None:
+        """Let who looks for gradients before they have their noise find that they are kept back."""
+        kinds = [(parameter.dtype, parameter.device) for parameter in self._trainable]
+        if any(device.type not in ("cpu", "cuda") for _, device in kinds):
+            return  # sparse tensors are not everywhere
+        if kinds != self._kinds:
+            self._withheld = [withheld(parameter) for parameter in self._trainable]
+            self._kinds = kinds
+        self.put(self._withheld)
+
+    def give_up(self) -> None:
+        """Take away what stands for gradients that will not come any more."""
+        kept_back = set(map(id, self._withheld))
+        for parameter in self._trainable:
+            if id(parameter.grad) in kept_back:
+                parameter.grad = None
+
+    def check_own(self) -> None:
+        """Refuse gradients that somebody else has put there, and discard them."""
+        own = set(map(id, self._own))
+        if any(p.grad is not None and id(p.grad) not in own for p in self._parameters):
+            self.drop()
+            raise refusals.foreign_gradient()
+
+
+def without_autocast(device: str) -> contextlib.AbstractContextManager[object]:
+    """Compute in the precision of the tensors, whatever surrounds the call of `backward`."""
+    if not torch.is_autocast_enabled(device):
+        return contextlib.nullcontext()
+    return torch.autocast(device, enabled=False)

@@ -23,10 +23,10 @@ from clipless.bounds import (
 from clipless.common import not_set_error
 from clipless.distributed import ProcessGroup, gathered_parameters, without_sharding
 from clipless.errors import PrivacyError
+from clipless.kernels import GaussianNoise
 from clipless.ledger import Ledger
 from clipless.losses import Loss
 from clipless.nn import clipping_modules
-from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._plan import Plan, planned_parameters
 from clipless.privacy._precision import arithmetic_slack
 from clipless.privacy._quantile_thresholds import QuantileThresholds, planned_queries
@@ -37,12 +37,12 @@ from clipless.privacy.enforced._start import notes_of, proved_report, thresholds
 from clipless.privacy.enforced._thresholds import EnforcedThresholds
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.step import _checks as checks
+from clipless.privacy.step import _refusals as refusals
+from clipless.privacy.step._book import Outcomes, StepBook, budget_meter
 from clipless.privacy.step._enforcement import Enforcement
-from clipless.privacy.step._noise import Outcomes
-from clipless.privacy.step._output_guard import main_output
+from clipless.privacy.step._output_guard import Gradients, main_output
 from clipless.privacy.step._projection import ModelGuard
 from clipless.privacy.step._row_trial import RowTrial
-from clipless.privacy.step._state import Gradients, StepBook, budget_meter
 
 
 class StepParts:
@@ -70,6 +70,9 @@ class StepParts:
         self.steps_taken = 0
         self._criterion_as_checked: ModelSnapshot | None = None
         """The criterion with the session's hooks: looked at in full again once it has changed."""
+        self._settings_as_checked: tuple[object, ...] | None = None
+        self._held_as_checked: list[int] | None = None
+        """How products are rounded, and what the optimizer holds, when it was last looked at."""
         self._projection = projection
         self.allows_scaling = grad_scaler is not None
         """Whether a known gradient scaler multiplies the loss."""
@@ -151,6 +154,23 @@ class StepParts:
         if self.plan.precision != "bfloat16":
             return contextlib.nullcontext()
         return torch.autocast(self._trainable[0].device.type, dtype=torch.bfloat16)
+
+    def _tensors_of_call(
+        self, report: EnforcedReport, inputs: Any, named: Mapping[str, Any]
+    ) -> list[Tensor]:
+        """The tensors that the model was called on; other ones than before are proved anew.
+
+        That is for the first call, which shows how the model is really called.
+        """
+        spec = InputSpec.of(inputs, named)
+        tensors = spec.tensors(inputs, named)
+        if any(each.grad_fn is not None for each in tensors):
+            raise refusals.computed_input()
+        if spec != report.proof.spec:
+            if self.steps_taken or self._book.progress is not None:
+                raise refusals.other_inputs(spec, report.proof.spec)
+            self.prove_again(spec)
+        return tensors
 
     def _renew_bounds(self) -> None:
         """The model has changed since the plan was made: prove its bounds anew."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from clipless.errors import PrivacyError
 
 
@@ -137,4 +139,142 @@ def other_inputs(found: object, planned: object) -> PrivacyError:
         f"the model was called on {found}, but examples were proved to stay apart on {planned}. "
         "Give it the same arguments in every step, all of one shape: pad sequences to one length "
         "that is public, and not to the longest of a batch, which one example decides."
+    )
+
+
+def step_without_batch(*, training: bool) -> PrivacyError:
+    """The error for a step to which nothing has contributed."""
+    if training:
+        return PrivacyError(
+            "the optimizer was asked to step without a batch: draw one from the private "
+            "loader, then call the model, the criterion and backward, once each."
+        )
+    return PrivacyError(
+        "the optimizer was asked to step while the model is in evaluation mode, in which "
+        "losses do not count and gradients have no noise; they were discarded. Call "
+        "model.train() before the model, the criterion and backward."
+    )
+
+
+def warn_of_skipped(count: int) -> None:
+    """Say that steps were drawn, and will be counted, that were never taken."""
+    warnings.warn(
+        f"{count} drawn batch(es) did not lead to a step of the optimizer. They are counted "
+        "all the same, since skipping may depend on the data; their gradients are discarded. "
+        "For several backward passes a step, use micro_batch_size.",
+        stacklevel=3,
+    )
+
+
+def changed_within_step() -> PrivacyError:
+    """The bounds of a forward pass are not those of its step."""
+    return PrivacyError(
+        "the model was changed and called again between this forward pass and its criterion, or "
+        "between the batches of one step; the noise would be that of another model. Change it "
+        "between steps."
+    )
+
+
+def batch_used_twice() -> PrivacyError:
+    """A micro-batch went through the criterion a second time."""
+    return PrivacyError(
+        "this batch went through the criterion before. Every sampled example may contribute once "
+        "to a step: draw the next batch from the private loader."
+    )
+
+
+def not_the_whole_batch(rows: int, *, drawn: int, views: int) -> PrivacyError:
+    """Another number of rows went through the model than was drawn."""
+    each = "" if views == 1 else f" ({views} views of every example)"
+    return PrivacyError(
+        f"the batch drawn from the private loader has {drawn} rows{each}, but {rows} went through "
+        "the model. Feed it whole and once: dropping, repeating or splitting examples changes what "
+        "was sampled."
+    )
+
+
+def incomplete_step(missing: int, micro_batches: int) -> PrivacyError:
+    """Some of a step's sample has had no loss."""
+    return PrivacyError(
+        f"{missing} of the {micro_batches} micro-batches of this step have not gone through the "
+        "criterion. Step once for every sample, after its last micro-batch "
+        "(loader.current.is_last)."
+    )
+
+
+def missing_backward(delivered: int, micro_batches: int) -> PrivacyError:
+    """Some of a step's losses were not differentiated."""
+    return PrivacyError(
+        f"backward was called for {delivered} of the {micro_batches} batches of this step. Call "
+        "backward on every private loss, once."
+    )
+
+
+def foreign_gradient() -> PrivacyError:
+    """Somebody else has put a gradient where ours belong."""
+    return PrivacyError(
+        "a parameter has a gradient that did not come through the private criterion: another loss "
+        "was differentiated, or `grad` was assigned. It was discarded. Only the private loss may "
+        "be differentiated, and gradients cannot be edited."
+    )
+
+
+def scaled_loss(scale: float) -> PrivacyError:
+    """The private loss was multiplied."""
+    return PrivacyError(
+        f"the private loss was multiplied by {scale:g} before backward. The criterion already "
+        "divides by the public batch size; change the learning rate instead, use micro_batch_size "
+        "for batches larger than memory, and pass a gradient scaler as grad_scaler= to "
+        "make_private."
+    )
+
+
+def second_backward() -> PrivacyError:
+    """A loss was differentiated twice."""
+    return PrivacyError(
+        "backward was called a second time through the same forward pass. Every sampled example "
+        "may contribute once: call the model again on a new batch, and do not use "
+        "retain_graph=True."
+    )
+
+
+def other_use_of_output() -> PrivacyError:
+    """The model's output was differentiated by something else than the criterion."""
+    return PrivacyError(
+        "the model's output is differentiated by something besides the criterion that was made "
+        "private, or the criterion was left out. Terms that look at several examples have no "
+        "bounded sensitivity: put what you need into a per-example loss "
+        "(clipless.losses.PerExample) and compute the loss with it, in training mode."
+    )
+
+
+def gradient_hook() -> PrivacyError:
+    """A hook could change gradients on their way."""
+    return PrivacyError(
+        "a parameter carries a gradient hook, which could change gradients before they get their "
+        "noise. Remove it."
+    )
+
+
+def several_batches_at_once() -> PrivacyError:
+    """The model was called on tensors of more than one sample."""
+    return PrivacyError(
+        "the model was called on tensors of several batches at once. Call it on what the private "
+        "loader handed out together."
+    )
+
+
+def other_targets() -> PrivacyError:
+    """The targets are not those of the inputs."""
+    return PrivacyError(
+        "the targets were drawn from the private loader in another batch than the inputs. Pass the "
+        "criterion the targets of the batch that went through the model."
+    )
+
+
+def not_one_tensor(output: object) -> PrivacyError:
+    """The model's output is no tensor."""
+    return PrivacyError(
+        f"the model returned a {type(output).__name__} instead of a tensor, whose gradients cannot "
+        "be held back. Return the output for the criterion alone."
     )

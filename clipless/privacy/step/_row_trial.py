@@ -26,7 +26,7 @@ from torch import Tensor
 from clipless.bounds import seed_generators
 from clipless.errors import PrivacyError
 from clipless.privacy.step._enforcement import BackwardPass
-from clipless.privacy.step._state import without_autocast
+from clipless.privacy.step._output_guard import without_autocast
 
 if TYPE_CHECKING:
     from clipless.privacy.sampling._batches import StepSample

@@ -12,7 +12,7 @@ model, compiled calls) and the life of a run (`TrainingSession`) are elsewhere.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,11 +22,11 @@ from torch import Tensor
 from clipless.accounting import FullBatch
 from clipless.common import not_set_error
 from clipless.privacy._quantile_thresholds import QuantileThresholds
-from clipless.privacy.enforced._inputs import InputSpec
 from clipless.privacy.enforced._report import EnforcedReport
-from clipless.privacy.sampling._batches import StepSample
+from clipless.privacy.sampling._batches import StepSample, sample_of
 from clipless.privacy.step import _checks as checks
 from clipless.privacy.step import _refusals as refusals
+from clipless.privacy.step._book import StepProgress
 from clipless.privacy.step._enforcement import BackwardPass
 from clipless.privacy.step._output_guard import (
     ForwardCall,
@@ -36,13 +36,9 @@ from clipless.privacy.step._output_guard import (
     main_output,
     public_mean,
     with_main_output,
-)
-from clipless.privacy.step._parts import StepParts
-from clipless.privacy.step._state import (
-    StepProgress,
-    step_without_batch,
     without_autocast,
 )
+from clipless.privacy.step._parts import StepParts
 
 
 class PrivateStep(StepParts):
@@ -56,7 +52,7 @@ class PrivateStep(StepParts):
         Privacy: amplification by sampling holds for a sample that the private loader drew for this
         run and that is released once. Inputs of which that cannot be told are refused.
         """
-        marked = checks.marked_sample(inputs)
+        marked = _marked_sample(inputs)
         if marked is not None:
             if marked.origin is not self.loader.origin:
                 raise refusals.another_loader()
@@ -71,7 +67,7 @@ class PrivateStep(StepParts):
             raise refusals.several_batches_drawn()
         drawn = sample.step < self.loader.next_step  # and not set by hand as the current one
         if drawn and not isinstance(self.plan.sampling, FullBatch):  # always the same examples
-            checks.mark_used(inputs, sample)
+            _mark_used(inputs, sample)
         return sample
 
     # --- 2. forward: the proved model, on examples that stay apart --------------------------------
@@ -95,11 +91,14 @@ class PrivateStep(StepParts):
             if isinstance(self.report, EnforcedReport):
                 inputs = self._tensors_of_call(self.report, inputs, named)
             else:
-                checks.check_inputs(inputs, self._input_shapes)
-            checks.check_precision(inputs, self.plan.precision)
+                self._check_inputs(inputs)
+            self._check_arithmetic(inputs)
             self.group.check_forward()
-            self._guard.certify_edits()
-            if self._guard.changed():
+            if self._guard.seal.broken():
+                self._guard.certify()
+            with self.group.without_sharding(self.model):
+                changed = self._guard.snapshot.changed()
+            if changed:
                 self._renew_bounds()
             if run is None and self.plan.precision == "bfloat16":  # else `run` casts by itself
                 self._pass.enter_context(self.casts())
@@ -111,22 +110,19 @@ class PrivateStep(StepParts):
                 self.enforcement.renew_leaves()
             self.enforcement.begin_pass(inputs)
 
-    def _tensors_of_call(
-        self, report: EnforcedReport, inputs: Any, named: Mapping[str, Any]
-    ) -> list[Tensor]:
-        """The tensors that the model was called on; other ones than before are proved anew.
+    def _check_inputs(self, inputs: tuple[Any, ...]) -> None:
+        """Look at shapes, and at what is behind the inputs; in detail only if something is new."""
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        usual = tuple([x.shape[1:] for x in tensors]) == self._input_shapes
+        if not usual or any(x.grad_fn is not None for x in tensors):
+            checks.check_inputs(inputs, self._input_shapes)
 
-        That is for the first call, which shows how the model is really called.
-        """
-        spec = InputSpec.of(inputs, named)
-        tensors = spec.tensors(inputs, named)
-        if any(each.grad_fn is not None for each in tensors):
-            raise refusals.computed_input()
-        if spec != report.proof.spec:
-            if self.steps_taken or self._book.progress is not None:
-                raise refusals.other_inputs(spec, report.proof.spec)
-            self.prove_again(spec)
-        return tensors
+    def _check_arithmetic(self, inputs: Sequence[Any]) -> None:
+        """Check the precision of products; on a CPU whose settings are as they were, it holds."""
+        settings = _settings_of_cpu() if self._trainable[0].device.type == "cpu" else None
+        if settings is None or settings != self._settings_as_checked:
+            checks.check_precision(inputs, self.plan.precision)
+            self._settings_as_checked = settings
 
     def after_forward(self, inputs: Any, output: Any, backward: BackwardPass | None = None) -> Any:
         """Return the output as everybody sees it: detached from the graph to the parameters.
@@ -139,7 +135,8 @@ class PrivateStep(StepParts):
         if output is None or not torch.is_grad_enabled() or not self.model.training:
             return None
         main = output if self.thresholds is None else main_output(output)
-        checks.check_output(main)
+        if not isinstance(main, Tensor):
+            raise refusals.not_one_tensor(main)
         sample = self.sample(inputs)
         if self.trial.looks_at_inputs:
             self.trial.compare_inputs(inputs, sample)
@@ -162,13 +159,16 @@ class PrivateStep(StepParts):
         Privacy: every sampled example has one loss, whose gradient at the output is at most the
         criterion's Lipschitz constant, and goes through once.
         """
-        checks.check_criterion_call(self.criterion, arguments)
+        if len(arguments) != 2 or self.criterion.reduction != "none":
+            checks.check_criterion_call(self.criterion, arguments)
         if self._criterion_as_checked is None or self._criterion_as_checked.changed():
             checks.check_criterion(self.criterion)
         call = call_of(arguments[0])
         if call is None or call.session is not self:
             raise refusals.not_the_output()
-        checks.check_target(arguments[1], call.sample)
+        drawn = sample_of((arguments[1],))
+        if drawn is not None and drawn is not call.sample:
+            raise refusals.other_targets()
         if call.sample.step <= self._book.last_step:
             raise refusals.no_new_batch()
         progress = self._book.progress
@@ -184,7 +184,8 @@ class PrivateStep(StepParts):
         Privacy: the divisor is public; one by the size of the sample would tell who is in it.
         """
         self._book.saw(call)
-        weights = checks.weights_on(call.sample, losses.device)
+        sample = call.sample
+        weights = None if sample.weights is None else checks.weights_on(sample, losses.device)
         return public_mean(losses, None if weights is None else weights.to(losses), call)
 
     def after_fused_criterion(self, call: ForwardCall, loss: Tensor, cotangents: Tensor) -> Tensor:
@@ -204,9 +205,10 @@ class PrivateStep(StepParts):
         progress = self._book.progress
         if progress is None or call.sample.step != progress.step:
             raise refusals.backward_too_late()
-        if self._guard.touched():
+        if self._guard.seal.touched():
             raise refusals.edited_before_backward()
-        checks.check_gradient_hooks(self._trainable)
+        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._trainable):
+            raise refusals.gradient_hook()
         if not self._delivering.acquire(blocking=False):
             raise refusals.two_threads()
         try:
@@ -260,7 +262,8 @@ class PrivateStep(StepParts):
         the step, is called here, once, and the optimizer neither gets it nor the loss, which
         has no noise.
         """
-        closure = checks.closure_of(self.optimizer, args, kwargs)
+        checks.refuse_closures(type(self.optimizer))
+        closure = kwargs.get("closure") if len(args) < 2 else args[1]
         if closure is not None:
             with torch.enable_grad():
                 closure()
@@ -284,11 +287,14 @@ class PrivateStep(StepParts):
         if progress is None:
             if not self.model.training:
                 self._gradients.drop()
-            raise step_without_batch(training=self.model.training)
+            raise refusals.step_without_batch(training=self.model.training)
         progress.check_complete()
-        checks.check_optimizer(self.optimizer, self._parameters)
+        held = [id(p) for group in self.optimizer.param_groups for p in group["params"]]
+        if held != self._held_as_checked:
+            checks.check_optimizer(self.optimizer, self._parameters)
+            self._held_as_checked = held
         self._gradients.check_own()
-        if self._guard.edited():
+        if self._guard.seal.broken():
             raise refusals.edited_before_step()
         self.outcomes.account(progress.step)
         return progress
@@ -330,9 +336,48 @@ class PrivateStep(StepParts):
         Privacy: the bounds are proved for weights in their constraint sets. Projection looks at
         released weights alone, and thresholds at released counts: both are post-processing.
         """
-        self._guard.project()
+        guard = self._guard
+        self.group.project(guard.projection, guard.constrained)
+        if guard.rounded is not None:
+            guard.rounded.restore()
+        self.group.broadcast_weights()
+        guard.seal.renew()
         if isinstance(self._followers, QuantileThresholds):
             self._followers.move(self.group.counts)
         elif self._followers is not None:
             self.move_thresholds()
         self.steps_taken += 1
+
+
+def _marked_sample(inputs: tuple[Any, ...]) -> StepSample | None:
+    """Return the sample that the model's inputs are marked with; refuse several at once."""
+    marks = [mark for each in inputs if (mark := sample_of((each,)) or _used_for(each))]
+    if any(mark is not marks[0] for mark in marks):
+        raise refusals.several_batches_at_once()
+    return marks[0] if marks else None
+
+
+def _mark_used(inputs: tuple[Any, ...], sample: StepSample) -> None:
+    """Note which sample tensors were used for that the loader did not mark itself."""
+    for value in inputs:
+        if isinstance(value, Tensor) and not value.is_inference():
+            value._clipless_used = (sample, value._version)  # type: ignore[attr-defined]
+
+
+def _used_for(value: Any) -> StepSample | None:
+    """Return the sample that this tensor was used for before, unless it was filled anew."""
+    sample, version = getattr(value, "_clipless_used", (None, None))
+    return sample if isinstance(sample, StepSample) and value._version == version else None
+
+
+_CPU_PRODUCTS = tuple(
+    part
+    for name in ("matmul", "conv")
+    if (part := getattr(torch.backends.mkldnn, name, None)) is not None
+)
+
+
+def _settings_of_cpu() -> tuple[object, ...]:
+    """What decides how products are rounded on the CPU."""
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    return autocast, *[part.fp32_precision for part in _CPU_PRODUCTS]

@@ -138,6 +138,18 @@ def test_how_much_rounding_costs():
         joint_grid_factor(1e6, 10_000_000)
 
 
+def test_tensors_that_are_drawn_together_have_each_its_own_noise():
+    sizes = [3, 0, 40_000, 700, 32_000, 1, 5]
+    tensors = [torch.zeros(size, dtype=torch.float64) for size in sizes]
+    deviations = [GRID_STEPS * (0.0 if size == 700 else 1.0) for size in sizes]
+    add_grid_noise_(tensors, deviations, STREAM)
+    for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
+        alone = grid_noise(size, STREAM, index).double()
+        assert torch.equal(tensor, torch.zeros(700).double() if size == 700 else alone)
+    with pytest.raises(ValueError, match="shorter"):
+        add_grid_noise_(tensors, deviations[:-1], STREAM)
+
+
 def test_sizes_and_devices():
     assert grid_noise(0, STREAM).shape == (0,)
     long = grid_noise(70_000, STREAM, 3)

@@ -349,7 +349,7 @@ def test_on_the_cpu_the_projection_is_left_as_it_is():
     run = Run(pad=True)
     run.engine.compile(backend=BACKEND)
     run.steps(1)
-    assert run.engine.session._guard._projected.computes_itself
+    assert run.engine.session._guard.projection.computes_itself
 
 
 def test_wrong_gradients_are_noticed():

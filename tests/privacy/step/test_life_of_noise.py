@@ -113,7 +113,7 @@ def test_noise_of_a_repeated_step_that_is_left_out_is_not_used_later(
     run = begin(path, state, weights)
     released(run, STEPS - 1)
     if left_out == "interrupted":
-        monkeypatch.setattr("clipless.privacy.step._noise.release_", interrupt)
+        monkeypatch.setattr("clipless.privacy.step._book.release_", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run.step()
         monkeypatch.undo()
@@ -239,7 +239,7 @@ def test_accelerators_leave_no_digests(tmp_path, monkeypatch):
     """They would be waited for; a run that is resumed there pays for what it does again."""
     path = tmp_path / "ledger"
     state, weights, since = saved_run(path)
-    monkeypatch.setattr("clipless.privacy.step._noise.may_be_read", lambda tensor: False)
+    monkeypatch.setattr("clipless.privacy.step._book.may_look_at", lambda tensor: False)
     run = begin(path, state, weights)
     assert run.engine.session.outcomes.left == 0
     again = released(run, STEPS)

@@ -1,4 +1,4 @@
-"""What a session releases: noise is drawn, and never twice for two different values.
+"""What is paid for and released: in the ledger first, then with noise, and never twice.
 
 Every release leaves a digest in the ledger, under the name of the run: a name stands for one stream
 of samples and noise. A resumed run repeats the steps that the ledger has digests of, with the same
@@ -18,19 +18,135 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from clipless.accounting import Mechanism
-from clipless.common import Query, fresh_bits, release_
-from clipless.kernels import KEY_BYTES
-from clipless.ledger import INSECURE
-from clipless.privacy.step._checks import may_be_read
+from clipless.common import Query, fresh_bits, not_set_error, release_
+from clipless.errors import BudgetExhaustedError
+from clipless.kernels import KEY_BYTES, may_look_at
+from clipless.ledger import INSECURE, Budget, BudgetMeter, Ledger
+from clipless.privacy._plan import Plan
+from clipless.privacy.sampling._batches import StepSample
+from clipless.privacy.step import _refusals as refusals
+from clipless.privacy.step._output_guard import ForwardCall
 
 if TYPE_CHECKING:
     from clipless.privacy.step._parts import StepParts
+
+
+@dataclass
+class StepProgress:
+    """How far the present step has come."""
+
+    step: int
+    micro_batches: int
+    plan: Plan
+    """The bounds that all its gradients are held to, and the noise that they get."""
+    seen: set[int] = field(default_factory=set)
+    delivered: int = 0
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+    """The summed gradients so far, without noise, by the parameter's place in the plan."""
+    counts: dict[str, Tensor] = field(default_factory=dict)
+    """The examples above each threshold so far, without noise, by the path of its layer."""
+
+    def check_next(self, call: ForwardCall) -> None:
+        """Refuse a pass that is not a whole micro-batch of the step, for the first time."""
+        if call.plan is not self.plan and call.plan.sensitivities != self.plan.sensitivities:
+            raise refusals.changed_within_step()
+        sample: StepSample = call.sample
+        rows = call.output.shape[0]
+        if sample.micro_batch in self.seen or call.through_criterion:
+            raise refusals.batch_used_twice()
+        if rows != sample.rows:
+            raise refusals.not_the_whole_batch(rows, drawn=sample.rows, views=sample.views)
+
+    def check_complete(self) -> None:
+        """Refuse to release a step of which something is missing."""
+        missing = self.micro_batches - len(self.seen)
+        if missing:
+            raise refusals.incomplete_step(missing, self.micro_batches)
+        if self.delivered != self.micro_batches:
+            raise refusals.missing_backward(self.delivered, self.micro_batches)
+
+
+class StepBook:
+    """Counts the steps of a session: each is in the ledger before anything of it is released.
+
+    `last_step` is the number of the last one that was paid for, `progress` the one under way,
+    `run` the name under which the ledger has them.
+    """
+
+    def __init__(self, ledger: Ledger, meter: BudgetMeter | None, *, last_step: int) -> None:
+        self._ledger, self._meter = ledger, meter
+        self.last_step = last_step
+        self.run = ""
+        self.progress: StepProgress | None = None
+
+    def begin(self, sample: StepSample, plan: Plan, *, repeats: bool = False) -> StepProgress:
+        """Begin the step of a sample, if the budget allows; steps left out are paid for.
+
+        One that `repeats` a release was paid for.
+        """
+        self.count_skipped(sample.step - self.last_step - 1, plan.mechanism)
+        if not repeats:
+            self.require_budget(plan.mechanism)
+        self.progress = StepProgress(sample.step, sample.micro_batches, plan)
+        return self.progress
+
+    def saw(self, call: ForwardCall) -> None:
+        """Note that a micro-batch has been through the criterion."""
+        if self.progress is None:
+            raise not_set_error("the step under way")
+        self.progress.seen.add(call.sample.micro_batch)
+        call.through_criterion = True
+
+    def count_skipped(self, count: int, mechanism: Mechanism) -> None:
+        """Steps that were drawn and never taken cost what they would have cost."""
+        if count <= 0:
+            return
+        refusals.warn_of_skipped(count)
+        for _ in range(count):
+            self.pay(self.last_step + 1, mechanism, label="skipped step")
+
+    def require_budget(self, mechanism: Mechanism) -> int | None:
+        """Return how many releases the ledger may hold, or refuse one more of them."""
+        if self._meter is None:
+            return None
+        try:
+            return self._meter.require(mechanism)
+        except BudgetExhaustedError:
+            self.progress = None
+            raise
+
+    def pay(self, step: int, mechanism: Mechanism, *, label: str = "training step") -> None:
+        """Write the step down: from here on it is spent, whatever happens."""
+        with self._ledger.held_by(self.run):
+            allowed = self.require_budget(mechanism)
+            self._ledger.spend(mechanism, label=label, limit=allowed)
+        self.last_step = step
+
+    def repeat(self, step: int, mechanism: Mechanism) -> None:
+        """Come one step further, which was paid for when it was taken first."""
+        with self._ledger.held_by(self.run):
+            self._ledger.repeat(mechanism)
+        self.last_step = step
+
+    def released(self, step: int, digest: str) -> None:
+        """Write down what a step has released, by its digest."""
+        with self._ledger.held_by(self.run):
+            self._ledger.release(step, digest)
+
+
+def budget_meter(plan: Plan, ledger: Ledger) -> BudgetMeter | None:
+    """Return what refuses steps beyond the plan's budget, if it has one."""
+    if plan.target_epsilon is None:
+        return None
+    budget = Budget(epsilon=plan.target_epsilon, delta=plan.delta, accountant=plan.accountant)
+    return BudgetMeter(budget=budget, ledger=ledger)
 
 
 class Outcomes:
@@ -145,7 +261,7 @@ class Outcomes:
     @property
     def _leaves_digests(self) -> bool:
         """Whether results can be looked at, and repeated: elsewhere than on an accelerator."""
-        return all(map(may_be_read, self._session._trainable))
+        return all(map(may_look_at, self._session._trainable))
 
     def _digest(self, tensors: Sequence[Tensor]) -> str:
         """The digest of what all processes together release."""

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clipless.errors import UnsupportedOperationError
-from clipless.privacy.enforced._layers import enforces, use_linear
 from clipless.privacy.enforced._passes import LayerPass
+from clipless.privacy.enforced.layers._table import enforces, use_linear
 
 
 @enforces(nn.MultiheadAttention)

@@ -16,7 +16,8 @@ from clipless.nn import (
     SpectralConv2d,
     SpectralLinear,
 )
-from clipless.privacy.enforced._layers import (
+from clipless.privacy.enforced._passes import LayerPass
+from clipless.privacy.enforced.layers._table import (
     Own,
     Thresholds,
     enforces,
@@ -24,7 +25,6 @@ from clipless.privacy.enforced._layers import (
     use_embedding,
     use_linear,
 )
-from clipless.privacy.enforced._passes import LayerPass
 
 
 @enforces(SpectralLinear, FrobeniusLinear)

@@ -1,0 +1,1 @@
+"""Layers with thresholds: the table, and the families that are in it."""
