@@ -8,7 +8,13 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn, Self
 
-from clipless.accounting import Mechanism, Relation, RenyiFilter, require_supported_relation
+from clipless.accounting import (
+    FixedOrder,
+    Mechanism,
+    Relation,
+    RenyiFilter,
+    require_supported_relation,
+)
 from clipless.common import publish
 from clipless.errors import BudgetExhaustedError, LedgerError
 from clipless.ledger import _process
@@ -80,6 +86,8 @@ class Ledger:
         self._unspent = 0
         self._steps = RunSteps()
         self._runs = {"": self._steps}
+        self.continued: set[str] = set()
+        """The runs of this process whose noise another one has gone on with."""
         if path is not None and snapshot is not None:
             raise ValueError("a ledger in a file begins with what the file says: see absorb")
         self._file = None if path is None else LedgerFile(path)
@@ -211,15 +219,16 @@ class Ledger:
         """Note that the run has repeated a step which is counted already."""
         self._steps.repeat(mechanism)
 
-    def release(self, step: int, digest: str) -> None:
+    def release(self, step: int, digest: str, *, certain: bool = False) -> None:
         """Write down what a step of the present run has released, by its digest.
 
         It is not waited for until it is on the disk: a digest that is lost makes a repeated step
-        cost what a new one costs, and nothing worse.
+        cost what a new one costs, and nothing worse. With `certain` it is: where several steps are
+        one release, what was released must be known when the run is resumed.
         """
         with self._mutex:
             self._check_writable()
-            self._append(EntryKind.RELEASE, step=step, released=digest)
+            self._append(EntryKind.RELEASE, step=step, released=digest, certain=certain)
 
     def released(self, run: str) -> dict[int, str]:
         """Return the digests of all that a run has released, by step."""
@@ -306,6 +315,12 @@ class Ledger:
             taken = {entry.source for entry in self.entries()}
             if head in digests or head in taken:
                 return
+            if any(isinstance(each.sampling, FixedOrder) for each in other.counts()):
+                raise LedgerError(
+                    "the checkpoint's ledger went another way and counts passes in a fixed order, "
+                    "of which both may have released a part: what they cost together is not the "
+                    "sum of what they say. Go on with the ledger that its run has written"
+                )
             missing = other.releases_beyond(digests)
             for position, (mechanism, count) in enumerate(missing, start=1):
                 # The source is named by the last line only: if a crash comes first, all lines
@@ -414,6 +429,7 @@ class Ledger:
         source: str | None = None,
         step: int | None = None,
         released: str | None = None,
+        certain: bool = True,
     ) -> LedgerEntry:
         """Write one entry.
 
@@ -435,7 +451,7 @@ class Ledger:
         )
         last = self._written[-1]
         line, digest = encode(entry.to_dict(), last.digest)
-        end, sync = 0, kind is not EntryKind.RELEASE
+        end, sync = 0, certain
         if self._file is not None:
             end = self._file.append(line, after=last.end, sync=sync)
         self._written.append(WrittenLine(entry, line, digest, end))

@@ -1,6 +1,7 @@
 """The guarantee: sampling, noise, accounting, the ledger, and the engine that couples them."""
 
 from clipless.accounting import (
+    FixedOrder,
     FixedSizeSampling,
     FullBatch,
     LargeDelta,
@@ -19,9 +20,10 @@ from clipless.accounting import (
 )
 from clipless.ledger import Budget, Ledger
 from clipless.privacy._bounds_options import ProvedBounds
+from clipless.privacy._correlated_options import Correlated, planned_for
 from clipless.privacy._defaults import SamplingName, example_shape, named_sampling, relation_for
 from clipless.privacy._engine import PrivacyEngine
-from clipless.privacy._noise import GaussianNoise, noise_names
+from clipless.privacy._noise import GaussianNoise, key_names, noise_names
 from clipless.privacy._options import PrivacyOptions, merge_arguments
 from clipless.privacy._plan import ParameterPlan, Plan, arithmetic_slack, planned_parameters
 from clipless.privacy._quantile_thresholds import quantile_thresholds, set_quantile_thresholds
@@ -68,6 +70,7 @@ __all__ = [
     "PoissonSampling",
     "FixedSizeSampling",
     "FullBatch",
+    "FixedOrder",
     "Relation",
     "epsilon",
     "delta",
@@ -101,4 +104,7 @@ __all__ = [
     "RELATIONS",
     "describe_accountant",
     "noise_names",
+    "key_names",
+    "Correlated",
+    "planned_for",
 ]

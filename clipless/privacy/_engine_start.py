@@ -16,8 +16,8 @@ from clipless.distributed import SingleProcess, gathered_parameters, processes_p
 from clipless.losses import Loss
 from clipless.privacy._agreement import agree_on_beginning, agree_on_plan, form_group
 from clipless.privacy._bounds_options import ProvedBounds, products_clipped
+from clipless.privacy._correlated_noise import noise_of
 from clipless.privacy._defaults import example_shape
-from clipless.privacy._noise import GaussianNoise
 from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._preparation import OpenLedger, PrivacyTarget, prepare
 from clipless.privacy.sampling._loader import PrivateLoader
@@ -79,7 +79,7 @@ def start_session(
             criterion=criterion,
             plan=plan,
             ledger=ledger,
-            noise=GaussianNoise(insecure_seed=derived_seed(group.noise_stream)),
+            noise=noise_of(plan, insecure_seed=derived_seed(group.noise_stream)),
             input_shape=shape,
             report=report,
             projection=options.bounds != "none",

@@ -115,6 +115,12 @@ class GaussianNoise:
         """Take a new key from the operating system."""
         self._key = secrets.token_bytes(KEY_BYTES)
 
+    def begin_step(self, step: int) -> None:
+        """Say which step the next release is of, which makes no difference here."""
+
+    def forget(self) -> None:
+        """Let noise begin anew, which it always does."""
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the key of the releases to come: keep it secret. Earlier noise is not in it."""
         return {STATE_NAME: torch.frombuffer(bytearray(self._key), dtype=torch.uint8)}
@@ -126,6 +132,11 @@ class GaussianNoise:
 
 STATE_NAME = "chacha20"
 """What a saved state calls the key of the noise."""
+
+
+def key_names(names: Iterable[str]) -> set[str]:
+    """Return which names of a saved state stand for keys, and not for noise that is remembered."""
+    return {name for name in names if name.rpartition("/")[2] == STATE_NAME}
 
 
 def noise_names(prefixes: Iterable[str]) -> set[str]:

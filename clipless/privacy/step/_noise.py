@@ -11,6 +11,13 @@ records end, and a release that left no digest (a crash came first) is never rep
 
 On accelerators no step leaves a digest: it would wait for the device, and arithmetic there is not
 repeatable bit for bit anyway. A run that is resumed there goes on with fresh randomness at once.
+
+Where steps are paid for pass by pass (`Schedule`), more is at stake: the steps that a state has
+behind it and those of two continuations would together be released once, and twice. So each step
+leaves a line in the ledger, on the disk before anybody sees the result. A run that is resumed goes
+on with the noise it had, correlated noise included, if the ledger knows of no release from that
+step on. Otherwise noise begins anew with that step, without the noise of earlier ones, and passes
+are counted, and paid for, from there.
 """
 
 from __future__ import annotations
@@ -31,6 +38,9 @@ from clipless.privacy.step._checks import may_be_read
 
 if TYPE_CHECKING:
     from clipless.privacy.step._parts import StepParts
+
+_UNREAD = "not read"
+"""Stands in the ledger for what a step has released where results are not looked at."""
 
 
 class Outcomes:
@@ -61,28 +71,50 @@ class Outcomes:
             spent = [(Mechanism.from_dict(each), int(count)) for each, count in state["spent"]]
             ledger.begin_run(str(state["run"]), spent=spent)  # or it is not the run's ledger
             self._session._book.run = str(state["run"])
+            self._session._book.first = int(state.get("first", 0))
             if repeat and self._leaves_digests:
                 self._expected = _consecutive(ledger.released(self.run), int(sampler["step"]))
         until = max(self._expected, default=-1) + 1
         self._noise_is_old = bool(self._expected)
         if not self._expected:
-            self._begin_afresh(keep_seed=state is None)
+            self._begin_afresh(
+                0 if sampler is None else int(sampler["step"]),
+                keep_seed=state is None,
+                goes_on=repeat,
+            )
         return {
             "key": self._together(fresh_bits(8 * KEY_BYTES)),
             "repeated": sampler,
             "until": until,
         }
 
-    def _begin_afresh(self, *, keep_seed: bool = False) -> None:
-        """Give the run a new name, and new noise."""
-        session = self._session
+    def _begin_afresh(
+        self, step: int, *, keep_seed: bool = False, goes_on: bool = False
+    ) -> None:
+        """Give the run a new name from a step on, and new noise.
+
+        It `goes_on` where the state is that of the step before: noise that remembers earlier steps
+        still does, and passes are counted as they were, if nobody has released the step yet.
+        """
+        session, book = self._session, self._session._book
         if not keep_seed:
             session.noise.renew()
+            if self._by_passes:
+                if goes_on and self.run not in session.ledger.continued and book.continues(step):
+                    session.ledger.continued.add(self.run)
+                else:
+                    session.noise.forget()
+                    book.first = step
         self._expected, self._noise_is_old = {}, False
         insecure = session.noise.insecure or session.loader.insecure
         name = self._together(f"{fresh_bits(64):016x}")
-        session._book.run = f"{INSECURE}: {name}" if insecure else name
+        book.run = f"{INSECURE}: {name}" if insecure else name
         session.ledger.begin_run(self.run)
+
+    @property
+    def _by_passes(self) -> bool:
+        """Whether several steps are paid for together."""
+        return self._session.plan.schedule.period > 1
 
     def _together(self, value: Any) -> Any:
         """What process 0 has drawn, for all processes."""
@@ -102,25 +134,31 @@ class Outcomes:
     def account(self, step: int) -> None:
         """Pay for a step, unless it may turn out to repeat one that was paid for."""
         session = self._session
+        left_out = self._noise_is_old and not self.repeats(step)
+        if self._by_passes and (left_out or self.run in session.ledger.continued):
+            self._begin_afresh(step)
         if not self.repeats(step):
-            session._book.pay(step, session.plan.mechanism)
+            session._book.pay(step, session.plan)
 
     @torch.no_grad()
     def add_noise(self, step: int, tensors: Sequence[Tensor], queries: Sequence[Query]) -> None:
         """Add the noise of a step in place; what then stands in `tensors` may be handed out."""
         session, expected = self._session, self._expected.pop(step, None)
         if expected is None and self._noise_is_old:  # steps were left out that would have used it
-            self._begin_afresh()
+            self._begin_afresh(step)
+        session.noise.begin_step(step)
+        if self._by_passes and not self._leaves_digests:
+            session._book.released(step, _UNREAD, certain=True)
         release_(tensors, queries, session.noise)
         if not self._leaves_digests:
             return
         digest = self._digest(tensors)
         if expected is None:
-            session._book.released(step, digest)
+            session._book.released(step, digest, certain=self._by_passes)
         elif digest == expected:
-            session._book.repeat(step, session.plan.mechanism)
+            session._book.repeat(step, session.plan)
             if not self._expected:
-                self._begin_afresh()
+                self._begin_afresh(step + 1, goes_on=True)
         else:
             self._diverge(step, tensors, queries)
 
@@ -129,9 +167,9 @@ class Outcomes:
         session = self._session
         for tensor in tensors:
             tensor.zero_()
-        self._begin_afresh()
+        self._begin_afresh(step)
         session.loader.repeat_no_more()
-        session._book.pay(step, session.plan.mechanism)
+        session._book.pay(step, session.plan)
         warnings.warn(
             f"step {step}, repeated, does not come out as it did before: the learning rate, the "
             "data, the noise or the software have changed, or the arithmetic is not repeatable. "
@@ -139,8 +177,9 @@ class Outcomes:
             "They are paid for.",
             stacklevel=2,
         )
+        session.noise.begin_step(step)
         release_(tensors, queries, session.noise)
-        session._book.released(step, self._digest(tensors))
+        session._book.released(step, self._digest(tensors), certain=self._by_passes)
 
     @property
     def _leaves_digests(self) -> bool:

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from clipless.accounting import Mechanism
 from clipless.common import not_set_error
 from clipless.errors import BudgetExhaustedError, PrivacyError
-from clipless.ledger import Budget, BudgetMeter, Ledger
+from clipless.ledger import Budget, BudgetMeter, Ledger, nothing_released_since
 from clipless.privacy._plan import Plan
 from clipless.privacy.sampling._batches import StepSample
 from clipless.privacy.step._output_guard import ForwardCall
@@ -102,12 +101,14 @@ class StepBook:
     """Counts the steps of a session: each is in the ledger before anything of it is released.
 
     `last_step` is the number of the last one that was paid for, `progress` the one under way,
-    `run` the name under which the ledger has them.
+    `run` the name under which the ledger has them, `first` the step with which their noise began:
+    a plan whose steps are paid for together, pass by pass, counts passes from there.
     """
 
     def __init__(self, ledger: Ledger, meter: BudgetMeter | None, *, last_step: int) -> None:
         self._ledger, self._meter = ledger, meter
         self.last_step = last_step
+        self.first = 0
         self.run = ""
         self.progress: StepProgress | None = None
 
@@ -116,9 +117,9 @@ class StepBook:
 
         One that `repeats` a release was paid for.
         """
-        self.count_skipped(sample.step - self.last_step - 1, plan.mechanism)
+        self.count_skipped(sample.step - self.last_step - 1, plan)
         if not repeats:
-            self.require_budget(plan.mechanism)
+            self.require_budget(plan, sample.step)
         self.progress = StepProgress(sample.step, sample.micro_batches, plan)
         return self.progress
 
@@ -129,41 +130,52 @@ class StepBook:
         self.progress.seen.add(call.sample.micro_batch)
         call.through_criterion = True
 
-    def count_skipped(self, count: int, mechanism: Mechanism) -> None:
+    def count_skipped(self, count: int, plan: Plan) -> None:
         """Steps that were drawn and never taken cost what they would have cost."""
         if count <= 0:
             return
         warn_of_skipped(count)
         for _ in range(count):
-            self.pay(self.last_step + 1, mechanism, label="skipped step")
+            self.pay(self.last_step + 1, plan, label="skipped step")
 
-    def require_budget(self, mechanism: Mechanism) -> int | None:
+    def require_budget(self, plan: Plan, step: int) -> int | None:
         """Return how many releases the ledger may hold, or refuse one more of them."""
-        if self._meter is None:
-            return None
         try:
+            mechanism = plan.schedule.due(step, first=self.first)
+            if self._meter is None or mechanism is None:
+                return None
             return self._meter.require(mechanism)
         except BudgetExhaustedError:
             self.progress = None
             raise
 
-    def pay(self, step: int, mechanism: Mechanism, *, label: str = "training step") -> None:
+    def pay(self, step: int, plan: Plan, *, label: str = "training step") -> None:
         """Write the step down: from here on it is spent, whatever happens."""
         with self._ledger.held_by(self.run):
-            allowed = self.require_budget(mechanism)
-            self._ledger.spend(mechanism, label=label, limit=allowed)
+            allowed = self.require_budget(plan, step)
+            mechanism = plan.schedule.due(step, first=self.first)
+            if mechanism is not None:
+                # A pass is reserved by itself: a crash would cost all that was reserved with it.
+                alone = plan.schedule.period > 1
+                self._ledger.spend(mechanism, label=label, limit=1 if alone else allowed)
         self.last_step = step
 
-    def repeat(self, step: int, mechanism: Mechanism) -> None:
+    def repeat(self, step: int, plan: Plan) -> None:
         """Come one step further, which was paid for when it was taken first."""
         with self._ledger.held_by(self.run):
-            self._ledger.repeat(mechanism)
+            mechanism = plan.schedule.due(step, first=self.first)
+            if mechanism is not None:
+                self._ledger.repeat(mechanism)
         self.last_step = step
 
-    def released(self, step: int, digest: str) -> None:
-        """Write down what a step has released, by its digest."""
+    def released(self, step: int, digest: str, *, certain: bool = False) -> None:
+        """Write down what a step has released, by its digest; see `Ledger.release`."""
         with self._ledger.held_by(self.run):
-            self._ledger.release(step, digest)
+            self._ledger.release(step, digest, certain=certain)
+
+    def continues(self, step: int) -> bool:
+        """Whether nothing was released from `step` on: by this run, or by one that went on."""
+        return nothing_released_since(self._ledger.entries(), self.run, step)
 
 
 def budget_meter(plan: Plan, ledger: Ledger) -> BudgetMeter | None:
