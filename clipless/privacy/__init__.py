@@ -44,6 +44,7 @@ from clipless.privacy.sampling._samplers import (
     steps_of_one_pass,
     validate_sampling,
 )
+from clipless.privacy.sampling._streams import epochs_of
 from clipless.privacy.sampling._wrapping import check_wrappable
 from clipless.privacy.step._hooks import SessionHook
 from clipless.privacy.step._output_guard import guard_room
@@ -107,4 +108,5 @@ __all__ = [
     "key_names",
     "Correlated",
     "planned_for",
+    "epochs_of",
 ]

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ROWS = 256
+_BANDS = (4, 16)
+"""Numbers of bands that are tried, besides the largest possible one."""
+_WORTH_IT = 1.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,28 +79,24 @@ class Correlated:
         rows = self._workload(optimizer, steps).matrix(most_rows=_ROWS)
         period = sampling.steps_per_pass
         most = steps if steps <= period else period
-        if self.bands is not None:
-            if self.bands > most:
-                raise PrivacyError(
-                    f"bands={self.bands}, but an example comes again after {period} steps, and "
-                    f"would meet its own noise: use at most {most}"
-                )
-            bands = self.bands
-        else:
-            candidates = _powers_of_two(min(most, self.most_memory + 1))
-            bands = min(
-                candidates,
-                key=lambda bands: _error(
-                    rows, BandedStrategy.square_root(steps=steps, bands=bands), period
-                ),
+        if self.bands is not None and self.bands > most:
+            raise PrivacyError(
+                f"bands={self.bands}, but an example comes again after {period} steps, and "
+                f"would meet its own noise: use at most {most}"
             )
-        if bands == 1:
-            return None, 1.0
-        strategy = optimised_strategy(rows, bands=bands, steps_per_pass=period)
-        error = _error(rows, strategy, period) / _error(
-            rows, BandedStrategy.independent(steps=steps), period
-        )
-        return (strategy, error) if error < 1 or self.bands is not None else (None, 1.0)
+        most = min(most, self.most_memory + 1)
+        given = [*_BANDS, most] if self.bands is None else [self.bands]
+        unit = _error(rows, BandedStrategy.independent(steps=steps), period)
+        found: list[tuple[BandedStrategy | None, float]] = [(None, 1.0)]
+        for bands in sorted({each if self.bands else min(each, most) for each in given}):
+            if bands > 1:
+                strategy = optimised_strategy(rows, bands=bands, steps_per_pass=period)
+                found.append((strategy, _error(rows, strategy, period) / unit))
+        if self.bands is not None:
+            return found[-1]
+        # Every band is memory: one that hardly lowers the error is not worth it.
+        least = min(error for _, error in found)
+        return next(each for each in found if each[1] <= _WORTH_IT * least)
 
     def _workload(self, optimizer: torch.optim.Optimizer, steps: int) -> OptimizerWorkload:
         settings: dict[str, Any] = optimizer.param_groups[0]
@@ -108,8 +107,8 @@ class Correlated:
         rate = float(settings.get("lr", 1.0))
         coupled = isinstance(optimizer, torch.optim.SGD)
         decay = float(settings.get("weight_decay", 0.0)) if coupled else 0.0
-        if rates is None and decay and rate > 0:
-            rates = (rate,) * steps
+        if rate > 0 and (rates is not None or decay):
+            rates = tuple(rate * each for each in rates or (1.0,) * steps)
         return OptimizerWorkload(
             steps=steps,
             learning_rates=rates,
@@ -152,9 +151,3 @@ def _error(rows: NDArray[Any], strategy: BandedStrategy, period: int) -> float:
     """Return the expected error, for noise of one amount and the same epsilon."""
     squares = math.fsum(strategy.pass_costs(steps_per_pass=period))
     return mean_error(rows, strategy) * math.sqrt(squares)
-
-
-def _powers_of_two(most: int) -> list[int]:
-    """Return 1, 2, 4, ... up to `most`, and `most` itself."""
-    found = [2**power for power in range(most.bit_length()) if 2**power < most]
-    return [*found, most]

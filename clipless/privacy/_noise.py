@@ -115,12 +115,6 @@ class GaussianNoise:
         """Take a new key from the operating system."""
         self._key = secrets.token_bytes(KEY_BYTES)
 
-    def begin_step(self, step: int) -> None:
-        """Say which step the next release is of, which makes no difference here."""
-
-    def forget(self) -> None:
-        """Let noise begin anew, which it always does."""
-
     def state_dict(self) -> dict[str, Tensor]:
         """Return the key of the releases to come: keep it secret. Earlier noise is not in it."""
         return {STATE_NAME: torch.frombuffer(bytearray(self._key), dtype=torch.uint8)}

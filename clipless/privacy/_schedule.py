@@ -106,6 +106,12 @@ class Schedule:
         due = (self.due(step, first=first) for step in range(start, end, self.period))
         return merge_releases([(each, 1) for each in due if each is not None])
 
+    def planned(self, steps: int | None) -> set[Mechanism]:
+        """Return the releases that a run of so many steps has, if nothing interrupts it."""
+        if self.period == 1 or self.strategy is None:
+            return {self.mechanism}
+        return {each for each, _ in self.cost(0, self.strategy.steps if steps is None else steps)}
+
     def fitted(
         self, *, target_epsilon: float, target_delta: float, steps: int, accountant: Accountant,
         history: History = (),

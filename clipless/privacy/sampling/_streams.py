@@ -153,7 +153,9 @@ class StreamSource:
 
     def _check_end(self) -> None:
         """Refuse a stream that goes on after the last batch of a pass."""
-        left = len(list(islice(self._reading or (), 2)))
+        if self._reading is None:
+            raise not_set_error("the stream")
+        left = sum(1 for _ in islice(self._reading, 2))
         if left > self._sampling.drop_last:  # what is left over of the pass may be one batch
             raise self._other_length("goes on after that many batches")
         self._reading = None

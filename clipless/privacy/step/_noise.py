@@ -34,6 +34,7 @@ from clipless.accounting import Mechanism
 from clipless.common import Query, fresh_bits, release_
 from clipless.kernels import KEY_BYTES
 from clipless.ledger import INSECURE
+from clipless.privacy._correlated_noise import CorrelatedNoise
 from clipless.privacy.step._checks import may_be_read
 
 if TYPE_CHECKING:
@@ -103,8 +104,9 @@ class Outcomes:
                 if goes_on and self.run not in session.ledger.continued and book.continues(step):
                     session.ledger.continued.add(self.run)
                 else:
-                    session.noise.forget()
                     book.first = step
+                    if isinstance(session.noise, CorrelatedNoise):
+                        session.noise.forget()
         self._expected, self._noise_is_old = {}, False
         insecure = session.noise.insecure or session.loader.insecure
         name = self._together(f"{fresh_bits(64):016x}")
@@ -146,7 +148,7 @@ class Outcomes:
         session, expected = self._session, self._expected.pop(step, None)
         if expected is None and self._noise_is_old:  # steps were left out that would have used it
             self._begin_afresh(step)
-        session.noise.begin_step(step)
+        self._announce(step)
         if self._by_passes and not self._leaves_digests:
             session._book.released(step, _UNREAD, certain=True)
         release_(tensors, queries, session.noise)
@@ -177,9 +179,15 @@ class Outcomes:
             "They are paid for.",
             stacklevel=2,
         )
-        session.noise.begin_step(step)
+        self._announce(step)
         release_(tensors, queries, session.noise)
         session._book.released(step, self._digest(tensors), certain=self._by_passes)
+
+    def _announce(self, step: int) -> None:
+        """Tell noise that remembers earlier steps which one comes now."""
+        noise = self._session.noise
+        if isinstance(noise, CorrelatedNoise):
+            noise.begin_step(step)
 
     @property
     def _leaves_digests(self) -> bool:
