@@ -107,9 +107,10 @@ class CorrelatedNoise:
         """Take a new key from the operating system; the noises of earlier steps stay known."""
         self._key = secrets.token_bytes(KEY_BYTES)
 
-    def forget(self) -> None:
-        """Let noise begin anew with the next step: what was released before is not taken back."""
-        self._earlier = []
+    def begin_anew(self, step: int) -> None:
+        """Take back nothing of what was released before a step, and use a key of its own."""
+        self.renew()
+        self._earlier, self.step, self._announced = [], step, step
 
     @torch.no_grad()
     def add_(self, values: Sequence[Tensor], queries: Sequence[Query]) -> None:
@@ -119,8 +120,6 @@ class CorrelatedNoise:
             raise PrivacyError(f"this strategy is one of {self.strategy.steps} steps, all taken")
         if self._earlier and [n.shape for n in self._earlier[0]] != [v.shape for v in values]:
             raise PrivacyError("the shapes of what is released have changed between two steps")
-        if not self._earlier:
-            self.step = self._announced  # noise begins here
         while self.step < self._announced:
             self._draw(values)
         noisy = [query for query in queries if query.deviation > 0]

@@ -78,7 +78,7 @@ class Schedule:
     def due(self, step: int, *, first: int = 0) -> Mechanism | None:
         """Return what is to be paid before a step, of noise that has begun with step `first`.
 
-        None stands for a step that is paid for with an earlier one of the same pass.
+        None stands for a step that is paid for with an earlier one, of the same pass mostly.
         """
         if step < first:
             raise ValueError(f"step {step} comes before step {first}, with which noise begins")
@@ -93,6 +93,8 @@ class Schedule:
         if self.strategy is None or not self.noise_multiplier:
             return self.mechanism
         cost = _costs(self.strategy, first, self.period)[number]
+        if cost == 0:  # others take part more often, and what they cost is paid
+            return None
         return replace(self.mechanism, noise_multiplier=self.noise_multiplier / math.sqrt(cost))
 
     def cost(self, begin: int, end: int, *, first: int = 0) -> History:

@@ -47,9 +47,7 @@ def training_loader(
     return loader
 
 
-def fixed_order(
-    data: Any, loader: DataLoader[Any], sampling: Sampling | str
-) -> Sampling | str:
+def fixed_order(data: Any, loader: DataLoader[Any], sampling: Sampling | str) -> Sampling | str:
     """Return the sampling of a trainer: epochs of data that are in no order are shuffled once."""
     if sampling != "epochs" or isinstance(data, DataLoader):
         return sampling

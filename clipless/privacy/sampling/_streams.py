@@ -102,10 +102,13 @@ class StreamSource:
             first, last = places_of(self._sampling, sample.step)
             whole = len(sample.indices) == last - first
             # Other tensors than the stream's own, which may hand out the same ones again.
-            yield sample, (
-                _mapped(self._batch, Tensor.detach)
-                if whole
-                else rows_of(self._batch, sample.indices - first)
+            yield (
+                sample,
+                (
+                    _mapped(self._batch, Tensor.detach)
+                    if whole
+                    else rows_of(self._batch, sample.indices - first)
+                ),
             )
 
     def first(self) -> Any:

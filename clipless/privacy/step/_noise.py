@@ -89,9 +89,7 @@ class Outcomes:
             "until": until,
         }
 
-    def _begin_afresh(
-        self, step: int, *, keep_seed: bool = False, goes_on: bool = False
-    ) -> None:
+    def _begin_afresh(self, step: int, *, keep_seed: bool = False, goes_on: bool = False) -> None:
         """Give the run a new name from a step on, and new noise.
 
         It `goes_on` where the state is that of the step before: noise that remembers earlier steps
@@ -106,7 +104,7 @@ class Outcomes:
                 else:
                     book.first = step
                     if isinstance(session.noise, CorrelatedNoise):
-                        session.noise.forget()
+                        session.noise.begin_anew(step)
         self._expected, self._noise_is_old = {}, False
         insecure = session.noise.insecure or session.loader.insecure
         name = self._together(f"{fresh_bits(64):016x}")
