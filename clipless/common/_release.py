@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # the ledger, which needs no torch, publishes its lines here
     from torch import Tensor
 
 
-
 class Query(NamedTuple):
     """What is said of a released tensor: how far one record moves it, and the noise it gets."""
 

@@ -77,9 +77,7 @@ def test_what_is_left_over_may_be_dropped(stream):
     order = FixedOrder(dataset_size=11, batch_size=4, drop_last=True)
     data = Stream() if stream else Squares()
     for drop_last in (True, False):
-        loader = PrivateLoader(
-            DataLoader(data, batch_size=4, drop_last=drop_last), sampling=order
-        )
+        loader = PrivateLoader(DataLoader(data, batch_size=4, drop_last=drop_last), sampling=order)
         assert handed_out(loader) == 2 * [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
