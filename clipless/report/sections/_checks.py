@@ -74,11 +74,14 @@ def _same_steps(found: Timeline, plan: Plan) -> Check:
     """Every step that counts is one of the plan; other noise is accounted for, but named."""
     name = "The steps are those of the plan"
     steps = [block for block in found.blocks if block.is_step]
-    others = [block for block in steps if block.mechanism != plan.mechanism]
+    schedule = plan.schedule
+    expected = schedule.planned(plan.steps)
+    others = [block for block in steps if block.mechanism not in expected]
+    unit = "steps" if schedule.period == 1 else f"passes of {schedule.period} steps"
     if not others:
-        planned = plan.epsilon(steps=found.steps)
+        planned = plan.epsilon(steps=found.steps * schedule.period)
         detail = (
-            f"{found.steps} steps count, each as planned; by the plan they cost {upper(planned)}."
+            f"{found.steps} {unit} count, each as planned; by the plan they cost {upper(planned)}."
         )
         return Check(name=name, state="passed", detail=detail)
     count = sum(block.count for block in others)
@@ -86,7 +89,7 @@ def _same_steps(found: Timeline, plan: Plan) -> Check:
     shown = ", ".join(f"{each:.5g}" for each in noise[:4]) + (" ..." if len(noise) > 4 else "")
     resampled = any(block.mechanism.sampling != plan.sampling for block in others)
     detail = (
-        f"{count} of {found.steps} steps were counted "
+        f"{count} of {found.steps} {unit} were counted "
         + ("with another sampling than planned" if resampled else "with other noise than planned")
         + f" (noise multiplier {shown}, planned {plan.noise_multiplier:.5g}). "
     )
