@@ -38,6 +38,7 @@ from clipless.kernels._weight_sums import (
     convolution_weight,
     lies_row_by_row,
     linear_weight,
+    may_look_at,
     row_sum,
     rows_scaled,
     transformed,
@@ -79,9 +80,10 @@ def bounded_linear(
 ) -> Tensor:
     """`F.linear`, rounded if x is; every example's gradients keep to their limits."""
     norms = precomputed_norm(x) if "weight" in limits else None
-    output: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, norms, limits.get("weight"), limits.get("bias"), clip or LimitKind()
-    )
+    output: Tensor = _applied(
+        _Linear, x, weight, bias, norms, limits.get("weight"), limits.get("bias"),
+        clip or LimitKind(),
+    )  # fmt: skip
     return output
 
 
@@ -110,9 +112,9 @@ def bounded_convolution(
     The kernel's gradient is at most `gain ||g|| ||x||`. `input_norm` holds ||x||, (batch,), if it
     is to be that before padding; otherwise, and with a limit for the weight, it is taken from x.
     """
-    output: Tensor = _Convolution.apply(  # type: ignore[no-untyped-call]
-        x, kernel, bias, input_norm, limits.get("weight"), limits.get("bias"), clip or LimitKind(),
-        gain, geometry,
+    output: Tensor = _applied(
+        _Convolution, x, kernel, bias, input_norm, limits.get("weight"), limits.get("bias"),
+        clip or LimitKind(), gain, geometry,
     )  # fmt: skip
     return output
 
@@ -138,6 +140,13 @@ def per_example_parameter(
         return parameter.to(dtype).expand(rows, *parameter.shape)
     copies: Tensor = _RowParameter.apply(parameter, rows, limit, dtype)  # type: ignore[no-untyped-call]
     return copies
+
+
+def _applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """Return `function.apply(*arguments)`, which builds a signature anew in every call."""
+    if torch.compiler.is_compiling() or transformed():
+        return function.apply(*arguments)
+    return super(torch.autograd.Function, function).apply(*arguments)  # type: ignore[misc]
 
 
 def precomputed_norm(x: Tensor) -> Tensor | None:
@@ -177,11 +186,12 @@ def _energy(x: Tensor) -> Tensor:
     rows = x.to(wide).flatten(1)
     # Norms read every entry once, and write nothing; over long rows they lose digits on the CPU.
     size = rows.shape[1]
+    if size <= _LONGEST_SUM:
+        return torch.linalg.vector_norm(rows, dim=1).square()
     even = size - size % _LONGEST_SUM
-    parts = [torch.linalg.vector_norm(rows[:, even:], dim=1, keepdim=True)] if even < size else []
-    if even:
-        whole = rows[:, :even].unflatten(1, (-1, _LONGEST_SUM))
-        parts.append(torch.linalg.vector_norm(whole, dim=2))
+    parts = [torch.linalg.vector_norm(rows[:, :even].unflatten(1, (-1, _LONGEST_SUM)), dim=2)]
+    if even < size:
+        parts.append(torch.linalg.vector_norm(rows[:, even:], dim=1, keepdim=True))
     return torch.cat(parts, dim=1).square().sum(dim=1)
 
 
@@ -233,12 +243,10 @@ def _weight_factors(
     bounds = gain * example_norm(cotangent) * input_norm
     if clip.count is not None:
         clip.count.add(bounds > limit)
+    looks = may_look_at(bounds) and not (torch.compiler.is_compiling() or transformed())
+    if looks and bool((bounds <= limit).all()):
+        return None
     return _factors(bounds, limit)
-
-
-def _like(x: Tensor, operand: Tensor) -> Tensor:
-    """The other operand of a product with `x`, in its format."""
-    return operand.to(x.dtype)
 
 
 def _summable(tensor: Tensor) -> Tensor:
@@ -266,7 +274,7 @@ class _Linear(torch.autograd.Function):
         bias_limit: float | None,
         clip: LimitKind,
     ) -> Tensor:
-        return F.linear(x, _like(x, weight), None if bias is None else _like(x, bias))
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -282,7 +290,7 @@ class _Linear(torch.autograd.Function):
         with _without_casts(x):
             to_input, to_weight, to_bias = None, None, None
             if ctx.needs_input_grad[0]:
-                to_input = cotangent @ _like(x, weight)
+                to_input = cotangent @ weight.to(x.dtype)
             rows, columns = _summable(cotangent), _summable(x)
             if ctx.has_bias and ctx.needs_input_grad[2]:
                 own = rows.flatten(1, -2).sum(dim=1) if rows.ndim > 2 else rows
@@ -311,8 +319,8 @@ class _Convolution(torch.autograd.Function):
         geometry: ConvolutionGeometry,
     ) -> Tensor:
         function = F.conv1d if x.ndim == 3 else F.conv2d
-        shift = None if bias is None else _like(x, bias)
-        return function(x, _like(x, kernel), shift, *geometry)
+        shift = None if bias is None else bias.to(x.dtype)
+        return function(x, kernel.to(x.dtype), shift, *geometry)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -330,7 +338,7 @@ class _Convolution(torch.autograd.Function):
             to_input, to_kernel, to_bias = None, None, None
             if ctx.needs_input_grad[0]:
                 to_input, _, _ = torch.ops.aten.convolution_backward(
-                    cotangent, x, _like(x, kernel), None, stride, padding, dilation, False,
+                    cotangent, x, kernel.to(x.dtype), None, stride, padding, dilation, False,
                     [0] * len(stride), groups, [True, False, False],
                 )  # fmt: skip
             rows, inputs = _summable(cotangent), _summable(x)

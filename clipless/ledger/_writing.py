@@ -286,13 +286,14 @@ class LedgerWriter:
             released=released,
         )
         last = self._written[-1]
-        line, digest = encode(entry.to_dict(), last.digest)
+        data = entry.to_dict()
+        line, digest = encode(data, last.digest)
         end, sync = 0, certain
         if self._file is not None:
             end = self._file.append(line, after=last.end, sync=sync)
         self._written.append(WrittenLine(entry, line, digest, end))
         if kind is not EntryKind.REFUND:  # which may wait until the ledger is collected as garbage
-            publish("ledger", {**entry.to_dict(), "time": None, "process": None, "source": None})
+            publish("ledger", {**data, "time": None, "process": None, "source": None})
         if mechanism is not None:
             change = -count if kind is EntryKind.REFUND else count
             self._counts[mechanism] = self._counts.get(mechanism, 0) + change

@@ -123,7 +123,7 @@ def _words(shapes: tuple[tuple[int, ...], ...]) -> str:
     return ", ".join(map(str, shapes))
 
 
-def check_precision(inputs: tuple[Any, ...], precision: Precision = "float32") -> None:
+def check_precision(inputs: Sequence[Any], precision: Precision = "float32") -> None:
     """Refuse roundings that are coarser than those the plan's slack covers."""
     device = next((x.device.type for x in inputs if isinstance(x, Tensor)), "cpu")
     if torch.is_autocast_enabled(device) and not (

@@ -177,6 +177,7 @@ class _BoundedCall:
         self.module, self.used = module, 0
         self._enforcement, self._uses = enforcement, uses
         self._counting = threading.Lock()
+        self._absent = {name: None for name, each in module._parameters.items() if each is None}
         # Sharding puts a class of its own in front.
         kinds = [k for k in type(module).__mro__ if not k.__module__.startswith("torch.distrib")]
         ours = kinds[0].__module__.startswith("clipless.nn.")
@@ -192,20 +193,21 @@ class _BoundedCall:
         self.used = 0
         self._parameters: list[dict[str, Any]] | None = None
         if leaves is not None:
-            places = self._enforcement.places
+            own, places = dict(self.module.named_parameters()), self._enforcement.places
             self._places = {
-                name: places[id(each)]
-                for name, each in self.module.named_parameters()
-                if id(each) in places
+                name: places[id(each)] for name, each in own.items() if id(each) in places
             }
-            self._parameters = [self._seen(limits, leaves) for limits in (*self._uses, _NOTHING)]
+            self._parameters = [
+                self._seen(own, limits, leaves) for limits in (*self._uses, _NOTHING)
+            ]
 
-    def _seen(self, limits: GradientLimits, leaves: Mapping[int, Tensor]) -> dict[str, Any]:
+    def _seen(
+        self, own: Mapping[str, Tensor], limits: GradientLimits, leaves: Mapping[int, Tensor]
+    ) -> dict[str, Any]:
         """The parameters that a use sees, by name, and None for those that the layer lacks."""
-        absent = {name: None for name, each in self.module._parameters.items() if each is None}
-        return absent | {
+        return self._absent | {
             name: leaves.get(id(each), each) if name in limits else each.detach()
-            for name, each in self.module.named_parameters()
+            for name, each in own.items()
         }
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
@@ -254,7 +256,7 @@ class _BoundedCall:
         return sealed(layer, leaves, inputs, deliveries)
 
     def _used_now(self, limits: GradientLimits) -> dict[str, Any]:
-        seen = self._seen(limits, _NO_LEAVES)
+        seen = self._seen(dict(self.module.named_parameters()), limits, _NO_LEAVES)
         return seen | {name: self._enforcement.lead_to(seen[name]) for name in limits}
 
     def _check_rows(self, x: Tensor) -> None:

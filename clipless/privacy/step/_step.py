@@ -262,7 +262,7 @@ class PrivateStep(StepParts):
         the step, is called here, once, and the optimizer neither gets it nor the loss, which
         has no noise.
         """
-        checks.refuse_closures(type(self.optimizer))
+        checks.refuse_closures(type(self.optimizer))  # type: ignore[arg-type]  # classes hash
         closure = kwargs.get("closure") if len(args) < 2 else args[1]
         if closure is not None:
             with torch.enable_grad():
