@@ -15,7 +15,6 @@ from clipless.accounting import (
     Sampling,
     filter_of_name,
 )
-
 from clipless.privacy._correlated_options import describe_correlation
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from clipless.privacy import (
     PrivacyOptions,
     PrivacyReport,
     PrivateLoader,
-    example_shape,
     epochs_of,
+    example_shape,
     merge_arguments,
     planned_for,
 )
