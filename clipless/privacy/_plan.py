@@ -161,6 +161,18 @@ class Plan:
             )
         return {p.name: d for p, d in zip(self._released, deviations, strict=True)}
 
+    def noise_gain(self, step: int | None = None) -> float:
+        """Return the deviation of a step's noise over `noise_deviations`; by default, of all steps.
+
+        It is 1 for independent noise. Noise that takes back earlier noise is larger in each step.
+        """
+        if self.strategy is None:
+            return 1.0
+        gains = self.strategy.gains
+        if step is None or step >= len(gains):
+            return float((gains @ gains / len(gains)) ** 0.5)
+        return float(gains[step])
+
     @cached_property
     def releases(self) -> tuple[Query, ...]:
         """What one step releases, in the order of its parameters and then its counts."""

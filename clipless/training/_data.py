@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from clipless.privacy import FixedOrder, PrivateLoader, Sampling, check_wrappable, epochs_of
+from clipless.privacy import (
+    FixedOrder,
+    PrivateLoader,
+    Sampling,
+    SamplingName,
+    check_wrappable,
+    epochs_of,
+)
 
 _EVALUATION_BATCH = 1024
 
@@ -47,7 +54,9 @@ def training_loader(
     return loader
 
 
-def fixed_order(data: Any, loader: DataLoader[Any], sampling: Sampling | str) -> Sampling | str:
+def fixed_order(
+    data: Any, loader: DataLoader[Any], sampling: Sampling | SamplingName
+) -> Sampling | SamplingName:
     """Return the sampling of a trainer: epochs of data that are in no order are shuffled once."""
     if sampling != "epochs" or isinstance(data, DataLoader):
         return sampling

@@ -16,7 +16,8 @@ class Watcher:
         self.before.append(torch.cat([value.double().flatten() for value in values]))
         add_noise()
         self.after.append(torch.cat([value.double().flatten() for value in values]))
-        self.queries.append([(query, value.numel()) for query, value in zip(queries, values)])
+        sizes = [value.numel() for value in values]
+        self.queries.append(list(zip(queries, sizes, strict=True)))
 
     def bits(self, count):
         return 1 << (count - 1)

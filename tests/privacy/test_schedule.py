@@ -34,7 +34,7 @@ def paid(history, sigma=2.0):
 
 
 def worst(matrix, rows, begin):
-    """The largest squared norm over all examples that take part every PASS steps from `begin` on."""
+    """The largest squared norm over examples that take part every PASS steps from `begin` on."""
     found = 0.0
     for place in range(PASS):
         steps = [t for t in rows if t >= begin and t % PASS == place]

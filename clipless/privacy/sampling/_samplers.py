@@ -301,8 +301,10 @@ def validate_sampling(sampling: Sampling) -> None:
             )
         if sampling.max_batch_size is not None and sampling.max_batch_size < 1:
             raise PrivacyError(f"max_batch_size={sampling.max_batch_size} must be at least 1")
-    sized = isinstance(sampling, FixedSizeSampling | FixedOrder)
-    if sized and not 1 <= sampling.batch_size <= size:
+    if (
+        isinstance(sampling, FixedSizeSampling | FixedOrder)
+        and not 1 <= sampling.batch_size <= size
+    ):
         raise PrivacyError(
             f"batch_size={sampling.batch_size} examples cannot be drawn without replacement "
             f"from a data set of {size}"

@@ -16,7 +16,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from clipless.accounting import FixedOrder, Sampling
+from clipless.accounting import FixedOrder
 from clipless.common import not_set_error
 from clipless.errors import PrivacyError
 from clipless.privacy.sampling._batches import StepSample

@@ -117,13 +117,16 @@ def as_said(spent: Spending, said: object) -> list[Check]:
     ]
 
 
-def nothing_lost(found: Timeline, steps_seen: int, where: str) -> Check:
+def nothing_lost(found: Timeline, plan: Plan, steps_seen: int, where: str) -> Check:
     """Return the check that the ledger counts all steps that left other traces."""
-    enough = found.steps >= steps_seen
-    detail = f"It counts {found.steps} steps; {where} knows of {steps_seen}."
+    needed = sum(count for _, count in plan.schedule.cost(0, steps_seen))
+    enough = found.steps >= needed
+    passes = plan.schedule.period > 1
+    detail = f"It counts {found.steps} {'passes' if passes else 'steps'}; {where} knows of "
+    detail += f"{steps_seen} steps, in {needed} of them." if passes else f"{steps_seen}."
     if not enough:
         detail += " Lines are missing: the ledger was replaced by an older one, or by another."
-    elif found.steps > steps_seen:
+    elif found.steps > needed:
         detail += " The rest was reserved or drawn and not used, after a crash perhaps. It counts."
     return Check(
         name="The ledger counts every step that left a trace",

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from clipless.errors import PrivacyError
-from clipless.privacy import BatchOptions, FixedOrder, PrivateLoader
+from clipless.privacy import BatchOptions, FixedOrder, PrivateLoader, epochs_of
 from clipless.privacy.sampling._order import batch_in_order
 
 ROWS = torch.arange(11.0)[:, None]
@@ -59,7 +59,8 @@ def test_the_order_is_that_of_the_data_the_same_in_every_pass():
     ]  # fmt: skip
     for loader in ways:
         assert handed_out(loader) == one + one
-        assert len(loader) == 3 and loader.sampling.expected_batch_size == 4
+        assert len(loader) == 3
+        assert loader.sampling.expected_batch_size == 4
 
 
 def test_shuffled_once_by_a_public_number():
@@ -67,7 +68,8 @@ def test_shuffled_once_by_a_public_number():
     loader = PrivateLoader((ROWS, torch.arange(11)), sampling=order)
     found = handed_out(loader)
     assert found[:3] == found[3:] == [batch_in_order(order, step).tolist() for step in range(3)]
-    assert sorted(sum(found[:3], [])) == list(range(11)) != sum(found[:3], [])
+    together = [each for batch in found[:3] for each in batch]
+    assert sorted(together) == list(range(11)) != together
     other = FixedOrder(dataset_size=11, batch_size=4, shuffle_seed=4)
     assert batch_in_order(other, 0).tolist() != found[0]
 
@@ -96,8 +98,7 @@ def test_micro_batches_and_parts_of_processes_are_the_whole_batch(stream):
 
 def test_a_stream_goes_on_where_an_iteration_stopped_and_where_a_run_is_resumed():
     loader = PrivateLoader(Stream(), sampling=ORDER)
-    for x, _ in loader:
-        break
+    next(iter(loader))
     assert [int(v) for v in next(iter(loader))[0].flatten()] == [4, 5, 6, 7]
     other = PrivateLoader(Stream(), sampling=ORDER)
     other.first_batch()
@@ -106,7 +107,7 @@ def test_a_stream_goes_on_where_an_iteration_stopped_and_where_a_run_is_resumed(
 
 
 @pytest.mark.parametrize(
-    "stream, match",
+    ("stream", "match"),
     [
         (Stream(12), "goes on|rows"),
         (Stream(15), "goes on|rows"),
@@ -123,9 +124,7 @@ def test_a_stream_goes_on_where_an_iteration_stopped_and_where_a_run_is_resumed(
 def test_streams_of_another_length_are_refused(stream, match):
     loader = PrivateLoader(stream, sampling=ORDER)
     with pytest.raises(PrivacyError, match=match):
-        for _ in range(2):
-            for _ in loader:
-                pass
+        [each for _ in range(2) for each in loader]
 
 
 def test_a_stream_that_can_be_read_once_has_one_pass():
@@ -139,8 +138,6 @@ def test_a_stream_that_can_be_read_once_has_one_pass():
 
 def test_streams_without_their_length_with_padding_or_to_be_shuffled():
     with pytest.raises(PrivacyError, match="FixedOrder\\(dataset_size="):
-        from clipless.privacy import epochs_of
-
         epochs_of(DataLoader(Stream(), batch_size=4))
     with pytest.raises(PrivacyError, match="not padded"):
         PrivateLoader(Stream(), sampling=ORDER, batches=BatchOptions(pad=True))
