@@ -19,6 +19,7 @@ from clipless.kernels._weight_sums import (
     ConvolutionGeometry,
     convolution_weight,
     linear_weight,
+    row_shares,
     row_sum,
     sum_slack,
 )
@@ -69,6 +70,7 @@ __all__: list[str] = [
     "SUM_SLACK",
     "convolution_weight",
     "linear_weight",
+    "row_shares",
     "row_sum",
     "sum_slack",
     "TRACING_LOCK",

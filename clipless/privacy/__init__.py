@@ -30,7 +30,9 @@ from clipless.privacy._report import (
     PrivacyReport,
     describe_accountant,
     describe_sampling,
+    describe_unit,
     guarantee_in_words,
+    neighbours_in_words,
 )
 from clipless.privacy.enforced._options import BoundsChoice, EnforcedBounds
 from clipless.privacy.enforced._validate import ParameterAnswer, ValidationReport, validate
@@ -42,6 +44,7 @@ from clipless.privacy.sampling._samplers import (
     steps_of_one_pass,
     validate_sampling,
 )
+from clipless.privacy.sampling._users import Users
 from clipless.privacy.sampling._wrapping import check_wrappable
 from clipless.privacy.step._hooks import SessionHook
 from clipless.privacy.step._output_guard import guard_room
@@ -58,6 +61,7 @@ __all__ = [
     "ValidationReport",
     "ParameterAnswer",
     "BatchOptions",
+    "Users",
     "Plan",
     "PrivacyReport",
     "PrivateLoader",
@@ -100,5 +104,7 @@ __all__ = [
     "merge_arguments",
     "RELATIONS",
     "describe_accountant",
+    "describe_unit",
+    "neighbours_in_words",
     "noise_names",
 ]

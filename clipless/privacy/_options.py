@@ -14,6 +14,7 @@ from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._precision import Precision
 from clipless.privacy.enforced._options import BoundsChoice
 from clipless.privacy.sampling._batch_options import BatchOptions
+from clipless.privacy.sampling._users import Users
 
 
 @names_moved_arguments(batches=BatchOptions)
@@ -29,6 +30,9 @@ class PrivacyOptions:
         steps: the same in steps; one of the two.
         sampling: how batches are drawn: `"poisson"`, `"fixed_size"`, `"full_batch"`, or a
             `Sampling`.
+        unit: who is sampled and protected: single examples by default, or with
+            `Users(ids, records=16)` people, each with all records; batch sizes, N and rates then
+            count users.
         batches: how a step's sample is handed out: micro-batches, padding, augmentation.
         relation: which data sets are neighbours: `"zero_out"`, by default (one example is
             replaced by an empty record, which contributes nothing), except for fixed-size
@@ -62,6 +66,7 @@ class PrivacyOptions:
     epochs: float | None = None
     steps: int | None = None
     sampling: SamplingName | Sampling = "poisson"
+    unit: Users | None = None
     batches: BatchOptions = BatchOptions()
     relation: Relation | str | None = None
     noise: NoiseStrategy | Mapping[str, float] = "optimal"

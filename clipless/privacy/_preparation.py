@@ -48,6 +48,7 @@ from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.sampling._samplers import largest_sample
 from clipless.privacy.sampling._wrapping import check_wrappable
 from clipless.privacy.step._checks import check_criterion
+from clipless.privacy.step._refusals import users_run_eagerly
 
 OpenLedger = Callable[[int, Relation, Callable[[], RenyiFilter | None]], Ledger]
 """Opens the ledger for so many examples and a relation; a new one with the filter declared."""
@@ -80,6 +81,8 @@ def prepare(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise PrivacyError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
     loader = _private_loader(data_loader, options, sampling_seed)
+    if loader.unit is not None and (options.compile or is_sharded(unwrap_module(module))):
+        raise users_run_eagerly()
     settings = enforced_bounds(options.bounds)
     shape: Shape = ()
     if settings is None:
@@ -136,6 +139,7 @@ def prepare(
     sums = sum_rounding(
         report,
         rows=largest_sample(loader.sampling) * loader.views,
+        records=1 if loader.unit is None else loader.unit.records,
         dtype=parameter_dtype(module),
         device=next(module.parameters()).device.type,
         sharded=is_sharded(unwrap_module(module)),
@@ -151,6 +155,7 @@ def prepare(
         parameters=planned_parameters(report),
         queries=planned_queries(unwrap_module(module), report),
         views=loader.views,
+        user_records=None if loader.unit is None else loader.unit.records,
         loss=report.loss,
         loss_lipschitz=report.loss_lipschitz,
         precision=options.precision,
@@ -186,6 +191,8 @@ def _private_loader(
     sampling, batches = options.sampling, options.batches
     if isinstance(data_loader, PrivateLoader):
         data_loader.check_free()
+        if options.unit is not None:
+            raise PrivacyError("this loader is private already: give unit to it")
         if sampling != "poisson" or replace(batches, pad=batches.pad or None) != BatchOptions():
             raise PrivacyError(
                 "this loader is private already: give sampling and batches (micro_batch_size, pad, "
@@ -200,11 +207,15 @@ def _private_loader(
         return data_loader
     batch_size = check_wrappable(data_loader)
     size = len(data_loader.dataset)  # type: ignore[arg-type]
+    if options.unit is not None:
+        size = options.unit.number
     if isinstance(sampling, str):
         sampling = named_sampling(sampling, size, batch_size)
     if batches.pad is None:
         batches = replace(batches, pad=bool(options.compile))
-    return PrivateLoader(data_loader, sampling=sampling, batches=batches, insecure_seed=seed)
+    return PrivateLoader(
+        data_loader, sampling=sampling, unit=options.unit, batches=batches, insecure_seed=seed
+    )
 
 
 def _warn_of_unused(report: SensitivityReport) -> None:

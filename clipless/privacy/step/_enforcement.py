@@ -118,10 +118,17 @@ class Enforcement:
         for call in self._calls:
             call.begin(leaves)
 
-    def backward_pass(self, output: Tensor) -> BackwardPass:
-        """Return the backward pass from an output of the present pass to its parameters."""
+    def backward_pass(self, output: Tensor, shares: Tensor | None = None) -> BackwardPass:
+        """Return the backward pass from an output of the present pass to its parameters.
+
+        `shares`: those of the rows, where several of them are one user's.
+        """
         if self._sharded:
             _refuse_other_ways(output, self._ways)
+        if shares is not None:
+            if self.deliveries is None:
+                raise not_set_error("the pass that shares belong to")
+            self.deliveries.shares = shares
         return functools.partial(
             self.gradients, output, leaves=self.leaves, deliveries=self.deliveries
         )  # fmt: skip

@@ -138,3 +138,11 @@ def other_inputs(found: object, planned: object) -> PrivacyError:
         "Give it the same arguments in every step, all of one shape: pad sequences to one length "
         "that is public, and not to the longest of a batch, which one example decides."
     )
+
+
+def users_run_eagerly() -> PrivacyError:
+    """Compiled code and sharded models sum over rows without looking at whose they are."""
+    return PrivacyError(
+        "a unit of users does not go with compile, nor with sharded models: there, the rows of a "
+        "gradient are added up without their users' shares. Leave the one or the other out."
+    )
