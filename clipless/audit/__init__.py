@@ -31,7 +31,11 @@ from clipless.audit.gradients._tightness_callback import TightnessCallback
 from clipless.audit.gradients._tightness_result import ParameterTightness, Tightness
 from clipless.audit.membership._inference import membership_inference
 from clipless.audit.membership._result import AttackOutcome, LowRate, MembershipResult
-from clipless.audit.replaying._empty import DataWithEmptyRecord, with_empty_record
+from clipless.audit.replaying._empty import (
+    DataWithEmptyRecord,
+    with_empty_record,
+    with_empty_user,
+)
 from clipless.audit.replaying._replay import Recording, record, replay
 from clipless.audit.replaying._result import ReplayedQuery, ReplayResult
 
@@ -71,6 +75,7 @@ __all__ = [
     "record",
     "Recording",
     "with_empty_record",
+    "with_empty_user",
     "DataWithEmptyRecord",
     "ReplayedQuery",
     "ReplayResult",

@@ -21,6 +21,7 @@ from clipless.kernels._weight_sums import (
     convolution_weight,
     linear_weight,
     may_look_at,
+    row_shares,
     row_sum,
     sum_slack,
 )
@@ -78,6 +79,7 @@ __all__: list[str] = [
     "convolution_weight",
     "linear_weight",
     "may_look_at",
+    "row_shares",
     "row_sum",
     "sum_slack",
     "TRACING_LOCK",

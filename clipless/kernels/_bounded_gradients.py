@@ -36,11 +36,13 @@ from clipless.kernels._exceedance import ExceedanceCount
 from clipless.kernels._weight_sums import (
     ConvolutionGeometry,
     convolution_weight,
+    has_shares,
     lies_row_by_row,
     linear_weight,
     may_look_at,
     row_sum,
     rows_scaled,
+    times_shares,
     transformed,
 )
 
@@ -214,9 +216,9 @@ def _factors(bounds: Tensor, limit: float) -> Tensor:
 
 def _bounded_sum(rows: Tensor, limit: float | None) -> Tensor:
     """Add up the examples' own gradients, (batch, *shape), each scaled to the limit."""
-    if limit is not None:
-        rows = rows_scaled(rows, _factors(example_norm(rows), limit))
-    return row_sum(rows)
+    factors = None if limit is None else _factors(example_norm(rows), limit)
+    factors = times_shares(factors, rows)
+    return row_sum(rows if factors is None else rows_scaled(rows, factors))
 
 
 def _weight_factors(
@@ -233,10 +235,10 @@ def _weight_factors(
     in `cotangent` and in `x`: nothing has to be kept of them but the bound.
     """
     if limit is None:
-        return None
+        return times_shares(None, cotangent)
     if input_norm is None:
         input_norm = example_norm(x)
-    kernels = None if clip.by_design else _kernels_for(cotangent, x)
+    kernels = None if _keeps_rows(clip) else _kernels_for(cotangent, x)
     if kernels is not None:
         kernels.bound_rows(cotangent, x, input_norm, gain, limit)
         return None
@@ -245,8 +247,13 @@ def _weight_factors(
         clip.count.add(bounds > limit)
     looks = may_look_at(bounds) and not (torch.compiler.is_compiling() or transformed())
     if looks and bool((bounds <= limit).all()):
-        return None
-    return _factors(bounds, limit)
+        return times_shares(None, cotangent)
+    return times_shares(_factors(bounds, limit), cotangent)
+
+
+def _keeps_rows(clip: LimitKind) -> bool:
+    """Whether honest rows have factors other than 1, and must not be overwritten for that."""
+    return clip.by_design or has_shares()
 
 
 def _summable(tensor: Tensor) -> Tensor:
@@ -299,7 +306,9 @@ class _Linear(torch.autograd.Function):
                 factors = _weight_factors(
                     rows, columns, input_norm, ctx.weight_limit, 1.0, ctx.clip
                 )
-                to_weight = linear_weight(rows, columns, factors, in_place=not ctx.clip.by_design)
+                to_weight = linear_weight(
+                    rows, columns, factors, in_place=not _keeps_rows(ctx.clip)
+                )
         return to_input, to_weight, to_bias, None, None, None, None
 
 
@@ -349,7 +358,7 @@ class _Convolution(torch.autograd.Function):
                     rows, inputs, input_norm, ctx.weight_limit, ctx.gain, ctx.clip
                 )
                 to_kernel = convolution_weight(
-                    rows, inputs, factors, kernel, ctx.geometry, in_place=not ctx.clip.by_design
+                    rows, inputs, factors, kernel, ctx.geometry, in_place=not _keeps_rows(ctx.clip)
                 )  # fmt: skip
         return to_input, to_kernel, to_bias, None, None, None, None, None, None
 
@@ -373,7 +382,8 @@ class _Embedding(torch.autograd.Function):
         (tokens,) = ctx.saved_tensors
         root = math.sqrt(tokens.shape[1:].numel())
         rows = _summable(cotangent)
-        rows = rows_scaled(rows, _factors(root * example_norm(rows), ctx.limit))
+        factors = times_shares(_factors(root * example_norm(rows), ctx.limit), rows)
+        rows = rows if factors is None else rows_scaled(rows, factors)
         wide = rows.to(torch.float64)
         gradient = torch.ops.aten.embedding_dense_backward(wide, tokens, ctx.entries, -1, False)
         return None, gradient, None, None

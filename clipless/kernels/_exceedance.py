@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 
 class ExceedanceCount:
     """A counter, on the device, of the examples clipped since it was last read."""
 
-    __slots__ = ("_count", "_rows", "_uses")
+    __slots__ = ("_count", "_rows", "_shares", "_uses")
 
     def __init__(self) -> None:
         self._count: Tensor | None = None
         self.expect()
 
-    def expect(self, uses: float = math.inf, rows: int | None = None) -> None:
-        """Reset the counter, and count no more than so many uses, each of so many examples."""
-        self._count, self._uses, self._rows = None, uses, rows
+    def expect(
+        self, uses: float = math.inf, rows: int | None = None, shares: Tensor | None = None
+    ) -> None:
+        """Reset the counter, and count no more than so many uses, each of so many examples.
+
+        With `shares`, each row counts as much as its share, so that all rows of a user count as
+        one at most.
+        """
+        self._count, self._uses, self._rows, self._shares = None, uses, rows, shares
 
     def add(self, exceeded: Tensor) -> None:
         """Count the True entries, one for each example, of a use that is expected."""
         if self._uses < 1 or self._rows not in (None, exceeded.numel()):
             return
         self._uses -= 1
-        count = exceeded.detach().sum().float()
+        if self._shares is None:
+            count = exceeded.detach().sum().float()
+        else:  # in float64: parts of one are not exact, and are added up for many rows
+            shares = self._shares.to(exceeded.device, torch.float64)
+            count = torch.where(exceeded.detach().view(len(shares)), shares, 0.0).sum()
         self._count = count if self._count is None else self._count + count
 
     def take(self) -> Tensor | None:

@@ -8,12 +8,19 @@ A float32 sum over a large batch rounds by more than an example adds. So product
 float32 over parts of few rows, whose rounding is small against one example's bound, and the parts
 in float64 (`docs/arithmetic.md`). The parts are cut by place, so that an example that is emptied
 changes its own part and no other. `sum_slack` says what is left of rounding.
+
+Where a unit of privacy has several rows (a user with several records), the rows' gradients are
+bounded one by one and averaged: each row has a share, and is multiplied by it here. Whoever runs a
+backward pass says what the shares are (`row_shares`), the sums take them, and how often they were
+taken is counted, so that a sum which did not is found out.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,16 +61,20 @@ def rows_at_once(positions: int) -> int:
     return max(1, math.isqrt(_TERMS_AT_ONCE // max(1, positions)))
 
 
-def sum_slack(*, positions: int | None, rows: int) -> float:
+def sum_slack(*, positions: int | None, rows: int, records: int = 1) -> float:
     """Return what rounding may add to one example's part of a sum, relative to its bound.
 
     `positions`: the most terms that one row has in an entry, None if that is not known; `rows`: the
-    most rows of a step. The last term is the float64 sum of the parts.
+    most rows of a step. The last term is the float64 sum of the parts. With `records`, a unit has
+    up to so many rows for each of `rows`, one after the other, each with a part of the unit's
+    bound: it shares the first and the last of its parts with others, and has those between to
+    itself, whose errors are together below half of what is allowed for one.
     """
     at_once = 1 if positions is None else rows_at_once(positions)
     own = 2 * at_once**2 * positions if positions and at_once > 1 else positions or _MOST_POSITIONS
     own = min(own, _MOST_POSITIONS)  # longer ones are summed in float64, or in pieces
-    return own * 2.0**-24 * 1.001 + rows * (rows / at_once + 2) * 2.0**-52
+    own *= 1 if records == 1 else 2.5
+    return own * 2.0**-24 * 1.001 + rows * (rows * records / at_once + 2) * 2.0**-52
 
 
 def linear_weight(
@@ -185,6 +196,65 @@ def _with_factors(
         kernels.scale_rows(cotangent, x, factors)
         return cotangent, x
     return rows_scaled(cotangent, factors), rows_scaled(x, (factors > 0).to(x.dtype))
+
+
+class _Shares(threading.local):
+    """The shares of the backward pass that this thread runs."""
+
+    values: Tensor | None = None
+    taken = 0
+
+
+_HERE = _Shares()
+
+
+class UsedShares:
+    """How often the sums of a backward pass have taken shares into account."""
+
+    count = 0
+
+
+@contextmanager
+def row_shares(values: Tensor | None) -> Iterator[UsedShares]:
+    """Let the sums over rows of this thread weigh each row by its share; None stands for ones."""
+    before = _HERE.values, _HERE.taken
+    _HERE.values, _HERE.taken = values, 0
+    used = UsedShares()
+    try:
+        yield used
+        used.count = _HERE.taken
+    finally:
+        _HERE.values, _HERE.taken = before
+
+
+def has_shares() -> bool:
+    """Whether rows have shares here. (Compiled code and transforms have none.)"""
+    return not torch.compiler.is_compiling() and _HERE.values is not None
+
+
+def times_shares(
+    factors: Tensor | None, rows: Tensor, part: slice | None = None
+) -> Tensor | None:
+    """Return the factors of some rows times their shares; no factors stand for ones.
+
+    `part`: which of the batch's rows these are, if a sum takes them part by part. Products that are
+    not normal numbers have few digits, and become zeros.
+    """
+    if not has_shares() or _HERE.values is None:
+        return factors
+    shares = _HERE.values
+    if part is None or part.start == 0:
+        _HERE.taken += 1
+    if part is not None:
+        shares = shares[part]
+    if shares.shape != rows.shape[:1]:
+        raise RuntimeError(f"there are shares for {len(shares)} rows, in a sum over {len(rows)}")
+    dtype = rows.dtype if factors is None else factors.dtype
+    shares = shares.to(device=rows.device, dtype=dtype)
+    if factors is None:
+        return shares
+    product = factors * shares
+    return torch.where(product >= torch.finfo(product.dtype).tiny, product, 0.0)
 
 
 def may_look_at(factors: Tensor) -> bool:

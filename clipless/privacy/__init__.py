@@ -33,7 +33,9 @@ from clipless.privacy._report import (
     PrivacyReport,
     describe_accountant,
     describe_sampling,
+    describe_unit,
     guarantee_in_words,
+    neighbours_in_words,
 )
 from clipless.privacy.enforced._options import BoundsChoice, EnforcedBounds
 from clipless.privacy.enforced._validate import ParameterAnswer, ValidationReport, validate
@@ -46,6 +48,7 @@ from clipless.privacy.sampling._samplers import (
     validate_sampling,
 )
 from clipless.privacy.sampling._streams import epochs_of
+from clipless.privacy.sampling._users import Users
 from clipless.privacy.sampling._wrapping import check_wrappable
 from clipless.privacy.step._hooks import SessionHook
 from clipless.privacy.step._output_guard import guard_room
@@ -62,6 +65,7 @@ __all__ = [
     "ValidationReport",
     "ParameterAnswer",
     "BatchOptions",
+    "Users",
     "Plan",
     "PrivacyReport",
     "PrivateLoader",
@@ -105,6 +109,8 @@ __all__ = [
     "merge_arguments",
     "RELATIONS",
     "describe_accountant",
+    "describe_unit",
+    "neighbours_in_words",
     "noise_names",
     "key_names",
     "Correlated",

@@ -15,6 +15,7 @@ from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._precision import Precision
 from clipless.privacy.enforced._options import BoundsChoice
 from clipless.privacy.sampling._batch_options import BatchOptions
+from clipless.privacy.sampling._users import Users
 
 
 @names_moved_arguments(batches=BatchOptions)
@@ -31,6 +32,9 @@ class PrivacyOptions:
         sampling: how batches are drawn: `"poisson"`, `"fixed_size"`, `"full_batch"`; `"epochs"`,
             the batches of a loader in one order, the same in every epoch, without amplification; or
             a `Sampling`, such as a `FixedOrder` that is shuffled once, or that of a stream.
+        unit: who is sampled and protected: single examples by default, or with
+            `Users(ids, records=16)` people, each with all records; batch sizes, N and rates then
+            count users.
         batches: how a step's sample is handed out: micro-batches, padding, augmentation.
         relation: which data sets are neighbours: `"zero_out"`, by default (one example is
             replaced by an empty record, which contributes nothing), except for fixed-size
@@ -65,6 +69,7 @@ class PrivacyOptions:
     epochs: float | None = None
     steps: int | None = None
     sampling: SamplingName | Sampling = "poisson"
+    unit: Users | None = None
     batches: BatchOptions = BatchOptions()
     relation: Relation | str | None = None
     noise: NoiseStrategy | Literal["correlated"] | Correlated | Mapping[str, float] = "optimal"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from clipless.accounting import Accountant, Mechanism, Relation, Sampling, epsilon
 from clipless.accounting.correlated import BandedStrategy
@@ -60,6 +60,11 @@ class Plan:
     parameters: tuple[ParameterPlan, ...]
     views: int = 1
     """How many augmented views of every example a step averages over."""
+    user_records: int | None = None
+    """Of how many of a user's records a step takes the average at most, where users are sampled.
+
+    The unit of privacy is then a user, and all that counts examples counts users.
+    """
     queries: tuple[ParameterPlan, ...] = ()
     """Counts that a step releases beside its gradients, for thresholds that follow a quantile."""
     loss: str
@@ -87,6 +92,8 @@ class Plan:
         if not 0.0 < self.delta < 1.0:
             raise ValueError(f"delta must lie strictly between 0 and 1, got {self.delta!r}")
         _require("views", self.views, whole=True, least=1)
+        if self.user_records is not None:
+            _require("user_records", self.user_records, whole=True, least=1)
         _require("loss_lipschitz", self.loss_lipschitz, least=0)
         _require("arithmetic_slack", self.arithmetic_slack, least=0)
         _require("sums.slack", self.sums.slack, least=0)
@@ -121,6 +128,11 @@ class Plan:
             sampling=self.sampling, relation=self.relation, strategy=self.strategy,
             noise_multiplier=self.noise_multiplier,
         )  # fmt: skip
+
+    @property
+    def unit(self) -> Literal["example", "user"]:
+        """Who is sampled and protected: what neighbours differ by one of."""
+        return "example" if self.user_records is None else "user"
 
     @cached_property
     def expected_batch_size(self) -> float:
@@ -223,12 +235,14 @@ class Plan:
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """Restore what `to_dict` wrote; unknown or missing fields are refused.
 
-        Plans from before there were views have one; from before precisions, float32; from before
+        Plans from before there were views have one, from before there were users, examples; from
+        before precisions, float32; from before
         exact sums, sums of which nothing is known.
         """
         expected = {field.name for field in fields(cls)}
+        later = {"views": 1, "user_records": None, "precision": "float32", "sums": {}}
         independent = {"strategy": None, "strategy_error": None}
-        data = {"views": 1, "precision": "float32", "sums": {}, **independent, **data}
+        data = {**later, **independent, **data}
         if set(data) != expected:
             raise ValueError(f"a plan has the fields {sorted(expected)}, got {sorted(data)}")
         mechanism = Mechanism.from_dict(

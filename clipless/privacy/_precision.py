@@ -66,9 +66,17 @@ _USUAL = SumRounding(SUM_SLACK)
 
 
 def sum_rounding(
-    report: SensitivityReport, *, rows: int, dtype: torch.dtype, device: str, sharded: bool = False
+    report: SensitivityReport,
+    *,
+    rows: int,
+    records: int = 1,
+    dtype: torch.dtype,
+    device: str,
+    sharded: bool = False,
 ) -> SumRounding:
     """Return what the rounding of a model's gradient sums over at most `rows` rows adds.
+
+    With `records`, there may be so many times more, whose bounds are parts of one.
 
     On the CPU all sums are covered. On an accelerator those of convolutions are float32 sums of
     the library's, and so is what processes add up of a sharded model.
@@ -76,22 +84,22 @@ def sum_rounding(
     shapes = {each.name: each.shape for each in report.parameters}
     slack, uncovered = 0.0, 0.0
     if not report.nodes:  # enforced bounds: every use hands its float64 sum in as float32
-        slack = sum_slack(positions=None, rows=rows) + rows * 2.0**-23
+        slack = sum_slack(positions=None, rows=rows, records=records) + rows * 2.0**-23
         if device != "cpu" and any(len(each) > 2 for each in shapes.values()):
-            uncovered = 2 * rows**2 * _USUAL_POSITIONS * 2.0**-24
+            uncovered = 2 * records * rows**2 * _USUAL_POSITIONS * 2.0**-24
     for node in report.nodes:
         entries = math.prod(node.output_shape)
         for name in node.gradient_bounds:
             shape = shapes[name]
             positions = entries // max(1, shape[0]) if len(shape) > 1 else 1
             if dtype == torch.float64:
-                slack = max(slack, rows**2 * max(1, positions) * 2.0**-52)
+                slack = max(slack, records * rows**2 * max(1, positions) * 2.0**-52)
             elif device == "cpu":
-                slack = max(slack, sum_slack(positions=positions, rows=rows))
+                slack = max(slack, sum_slack(positions=positions, rows=rows, records=records))
             elif len(shape) > 2:
-                uncovered = max(uncovered, 2 * rows**2 * positions * 2.0**-24)
+                uncovered = max(uncovered, 2 * records * rows**2 * positions * 2.0**-24)
             else:
-                slack = max(slack, rows**2 * max(1, positions) * 2.0**-52)
+                slack = max(slack, records * rows**2 * max(1, positions) * 2.0**-52)
     if sharded:
         uncovered += 4 * rows * 2.0**-24
     return SumRounding(slack, uncovered)

@@ -52,6 +52,7 @@ from clipless.privacy.sampling._samplers import largest_sample
 from clipless.privacy.sampling._streams import epochs_of, is_stream
 from clipless.privacy.sampling._wrapping import check_wrappable
 from clipless.privacy.step._checks import check_criterion
+from clipless.privacy.step._refusals import users_are_sampled, users_run_eagerly
 
 OpenLedger = Callable[[int, Relation, Callable[[], RenyiFilter | None]], Ledger]
 """Opens the ledger for so many examples and a relation; a new one with the filter declared."""
@@ -84,6 +85,8 @@ def prepare(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise PrivacyError(f"{type(optimizer).__name__} is not a torch.optim.Optimizer")
     loader = _private_loader(data_loader, options, sampling_seed)
+    if loader.unit is not None and (options.compile or is_sharded(unwrap_module(module))):
+        raise users_run_eagerly()
     settings = enforced_bounds(options.bounds)
     shape: Shape = ()
     if settings is None:
@@ -158,6 +161,7 @@ def prepare(
     sums = sum_rounding(
         report,
         rows=largest_sample(loader.sampling) * loader.views,
+        records=1 if loader.unit is None else loader.unit.records,
         dtype=parameter_dtype(module),
         device=next(module.parameters()).device.type,
         sharded=is_sharded(unwrap_module(module)),
@@ -173,6 +177,7 @@ def prepare(
         parameters=planned_parameters(report),
         queries=planned_queries(unwrap_module(module), report),
         views=loader.views,
+        user_records=None if loader.unit is None else loader.unit.records,
         loss=report.loss,
         loss_lipschitz=report.loss_lipschitz,
         precision=options.precision,
@@ -210,6 +215,8 @@ def _private_loader(
     sampling, batches = options.sampling, options.batches
     if isinstance(data_loader, PrivateLoader):
         data_loader.check_free()
+        if options.unit is not None:
+            raise PrivacyError("this loader is private already: give unit to it")
         if sampling != "poisson" or replace(batches, pad=batches.pad or None) != BatchOptions():
             raise PrivacyError(
                 "this loader is private already: give sampling and batches (micro_batch_size, pad, "
@@ -222,11 +229,16 @@ def _private_loader(
                 "Leave rank and world_size out, and make it after init_process_group."
             )
         return data_loader
+    ordered = sampling == "epochs" or isinstance(sampling, FixedOrder)
+    if ordered and options.unit is not None:
+        raise users_are_sampled()
     if sampling == "epochs":
         sampling = epochs_of(data_loader)
     if not (isinstance(sampling, FixedOrder) and is_stream(data_loader)):
         batch_size = check_wrappable(data_loader)
         size = len(data_loader.dataset)  # type: ignore[arg-type]
+        if options.unit is not None:
+            size = options.unit.number
         if isinstance(sampling, str):
             sampling = named_sampling(sampling, size, batch_size)
     if batches.pad is None:
@@ -237,7 +249,9 @@ def _private_loader(
             or not sampling.dataset_size % sampling.batch_size
         )
         batches = replace(batches, pad=bool(options.compile) and not whole)
-    return PrivateLoader(data_loader, sampling=sampling, batches=batches, insecure_seed=seed)
+    return PrivateLoader(
+        data_loader, sampling=sampling, unit=options.unit, batches=batches, insecure_seed=seed
+    )
 
 
 def _example_shape(loader: PrivateLoader) -> Shape:

@@ -83,10 +83,10 @@ class QuantileThresholds:
         self._largest = {path: _largest(path, report) for path in self._layers}
         self._uses = {path: _uses(path, report) for path in self._layers}
 
-    def expect(self, rows: int) -> None:
+    def expect(self, rows: int, shares: Tensor | None = None) -> None:
         """Count from here on, as often as is planned; drop what other passes have counted."""
         for path, layer in self._layers.items():
-            layer.exceeded.expect(self._uses[path], rows)
+            layer.exceeded.expect(self._uses[path], rows, shares)
 
     def add_to(self, counts: dict[str, Tensor]) -> None:
         """Take what the layers have counted since `expect`."""

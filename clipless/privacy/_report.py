@@ -30,6 +30,22 @@ RELATIONS = {
 }
 
 
+_USER_RELATIONS = {
+    Relation.ZERO_OUT: "replacing all records of one user by empty ones",
+    Relation.REPLACE_ONE: "replacing all records of one user by others",
+}
+
+
+def neighbours_in_words(plan: Plan) -> str:
+    """Return what neighbouring data sets of a plan differ by.
+
+    A ledger of an earlier version can only be about examples.
+    """
+    if plan.unit == "user":
+        return _USER_RELATIONS.get(plan.relation, "adding or removing one user")
+    return RELATIONS[plan.relation]
+
+
 def guarantee_in_words(epsilon: float, delta: float) -> str:
     """Return (epsilon, delta) in words; without noise, or with an insecure seed, none."""
     if math.isinf(epsilon):
@@ -56,7 +72,11 @@ class PrivacyReport:
     def caveats(self) -> tuple[str, ...]:
         """What the guarantee does not cover, in plain words."""
         found = [
-            "The number of examples, their shape, and the schedule are treated as public.",
+            "The number of examples, their shape, and the schedule are treated as public."
+            if self.plan.unit == "example"
+            else "The number of users, which records are one user's, how many they are, their "
+            "shape, and the schedule are treated as public. That all records of a person have one "
+            "id, and no other, is taken for granted.",
             "Losses and accuracies printed during training are not covered; neither is choosing "
             "among several runs.",
             "Noise and samples come from ChaCha20, keyed by the operating system: that its output "
@@ -72,7 +92,8 @@ class PrivacyReport:
         if leaked > 0.1 * (1 + 1e-9):
             found.append(
                 f"delta is {self.delta:g}, {leaked:.2g}/N: that would permit publishing a randomly "
-                f"chosen example with probability {min(leaked, 1):.0%}. Choose a smaller one."
+                f"chosen {self.plan.unit} with probability {min(leaked, 1):.0%}. Choose a "
+                "smaller one."
             )
         if filter_of_name(self.plan.accountant) is None:
             found.append(
@@ -120,7 +141,7 @@ class PrivacyReport:
         kept = f"({self.epsilon:.4g}, {self.delta:g})-differential privacy"
         claim = Text.assemble(
             ("not private" if math.isinf(self.epsilon) else kept, "bold"),
-            f" for {RELATIONS[self.plan.relation]}, after {self.releases} private releases "
+            f" for {neighbours_in_words(self.plan)}, after {self.releases} private releases "
             f"({self.steps_taken} steps of this process).",
         )
         return Group(
@@ -145,8 +166,9 @@ def plan_table(plan: Plan) -> Table:
     table.add_column(overflow="fold")
     target = "none" if plan.target_epsilon is None else f"epsilon {plan.target_epsilon:g}"
     rows = {
-        "sampling": describe_sampling(plan.sampling),
-        "neighbours": RELATIONS[plan.relation],
+        "privacy unit": describe_unit(plan),
+        "sampling": describe_sampling(plan.sampling, plan.unit),
+        "neighbours": neighbours_in_words(plan),
         "accountant": describe_accountant(plan.accountant),
         "noise multiplier": f"{plan.noise_multiplier:.5g}, shared out by '{plan.noise}'",
         "budget": f"{target}, delta {plan.delta:g}",
@@ -199,18 +221,27 @@ def describe_accountant(accountant: str) -> str:
     return f"{name.get(accountant, accountant)}, noise, sampling and steps fixed beforehand"
 
 
-def describe_sampling(sampling: Sampling) -> str:
+def describe_unit(plan: Plan) -> str:
+    """One line on who is protected, and by how many records they take part in a step."""
+    if plan.user_records is None:
+        return "one example"
+    each = "one record" if plan.user_records == 1 else f"at most {plan.user_records} records"
+    return f"one user with all records; a step takes the average of {each} of each user"
+
+
+def describe_sampling(sampling: Sampling, unit: str = "example") -> str:
     """One line on how batches are drawn."""
     size, batch = sampling.dataset_size, sampling.expected_batch_size
+    whom = "" if unit == "example" else f" {unit}s"
     if isinstance(sampling, PoissonSampling):
         cut = "" if sampling.max_batch_size is None else f", cut at {sampling.max_batch_size}"
-        return f"Poisson, {batch:g} of {size} expected (rate {sampling.rate:.4g}){cut}"
+        return f"Poisson, {batch:g} of {size}{whom} expected (rate {sampling.rate:.4g}){cut}"
     if isinstance(sampling, FixedSizeSampling):
-        return f"{batch:g} of {size} without replacement, anew for every step"
+        return f"{batch:g} of {size}{whom} without replacement, anew for every step"
     if isinstance(sampling, FixedOrder):
         left = " (what is left over is not used)" if sampling.drop_last else ""
         return f"{batch:g} of {size} in one order, {sampling.steps_per_pass} steps a pass{left}"
-    return f"all {size} examples in every step"
+    return f"all {size} {unit}s in every step"
 
 
 def render(renderable: RenderableType) -> str:

@@ -22,13 +22,20 @@ POST_PROCESSING = (
 OPEN_QUESTIONS = (
     "Who is accountable for this deployment, and whom can people ask?",
     "What are the records about, how were they collected, and may they be used for this?",
-    "How many records can one person have? The unit of privacy is one record.",
     "What else was or will be released from the same records? Its cost adds to this one.",
     "Were settings, or this run among several, chosen by looking at these records?",
     "Who can read the run folder, its checkpoints and the records themselves?",
     "Which epsilon is acceptable for this use, who decided that, and when is it reviewed?",
 )
 """What no ledger knows."""
+_UNITS = {
+    "example": "one record (training example)",
+    "user": "one user, with all records of that user id",
+}
+_UNIT_QUESTIONS = {
+    "example": "How many records can one person have? The unit of privacy is one record.",
+    "user": "Can one person have several user ids? The unit of privacy is one user id.",
+}
 
 
 def deployment_record(report: RunReport) -> dict[str, Any]:
@@ -43,9 +50,13 @@ def deployment_record(report: RunReport) -> dict[str, Any]:
         "sound": public["sound"],
         "statement": claim["headline"],
         "privacy_unit": {
-            "unit": "one record (training example)",
+            "unit": _UNITS[claim["unit"]],
             "units": claim["dataset_size"],
-            "several_records": "not covered as one unit: see clipless.accounting.group_epsilon",
+            "several_records": (
+                "not covered as one unit: see clipless.accounting.group_epsilon"
+                if claim["unit"] == "example"
+                else f"covered: {claim['unit_in_words']}"
+            ),
         },
         "neighbours": {
             "relation": "replace_one" if claim["replaces"] else "zero_out",
@@ -77,5 +88,9 @@ def deployment_record(report: RunReport) -> dict[str, Any]:
             for each in public["checks"]
         ],
         "implementation": public["environment"],
-        "open_questions": list(OPEN_QUESTIONS),
+        "open_questions": [
+            *OPEN_QUESTIONS[:2],
+            _UNIT_QUESTIONS[claim["unit"]],
+            *OPEN_QUESTIONS[2:],
+        ],
     }

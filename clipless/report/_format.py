@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from decimal import ROUND_CEILING, Decimal
 
-from clipless.privacy import RELATIONS, Relation
-
 NONE = "\N{EN DASH}"
 """What stands for a number that is not there."""
 
@@ -63,13 +61,3 @@ def percent_upper(value: float | None, digits: int = 1) -> str:
         return NONE
     place = Decimal(1).scaleb(-digits)
     return f"{(100 * Decimal(value)).quantize(place, rounding=ROUND_CEILING)}%"
-
-
-def relation_words(relation: str) -> str:
-    """Return how neighbouring data sets differ, in the words of the whole library.
-
-    Example:
-        >>> relation_words("replace_one")
-        'replacing one example by another'
-    """
-    return RELATIONS[Relation(relation)]

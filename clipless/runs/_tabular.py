@@ -84,7 +84,7 @@ def train_tabular(
     )
     features, target = (as_arrays(part) for part in data.train)
     try:
-        estimator.fit(features, target)
+        estimator.fit(features, target, users=data.users)
     except CliplessError:
         raise
     except ValueError as error:

@@ -22,6 +22,7 @@ from clipless.privacy import (
     ProvedBounds,
     Relation,
     SamplingName,
+    Users,
     named_sampling,
 )
 from clipless.sklearn._fits import count_fit
@@ -76,9 +77,14 @@ class CliplessEstimator(BaseEstimator):
 
     # --- fitting ---------------------------------------------------------------------------------
 
-    def _fit(self, table: Rows, labels: Tensor, present: Tensor) -> Self:
-        """Train on rows and labels; `present` is False where a label is missing."""
-        rows = len(labels)
+    def _fit(
+        self, table: Rows, labels: Tensor, present: Tensor, users: Users | None = None
+    ) -> Self:
+        """Train on rows and labels; `present` is False where a label is missing.
+
+        With `users`, all that counts rows from here on counts users.
+        """
+        rows = len(labels) if users is None else users.number
         if not (isinstance(self.epsilon, float | int) and 0 < self.epsilon < float("inf")):
             raise ValueError(f"epsilon must be a finite number above 0, got {self.epsilon!r}")
         rule = self.rule or self._choose_rule(rows)
@@ -92,12 +98,14 @@ class CliplessEstimator(BaseEstimator):
         try:
             budget = Budget.for_ledger(ledger, epsilon=float(self.epsilon), delta=self.delta)
             queries = self._queries(rule, rows, budget.delta)
-            private = PrivateRows(*table, labels, ledger=ledger, present=present & filled)
+            private = PrivateRows(
+                *table, labels, ledger=ledger, present=present & filled, users=users
+            )
             with ledger.held():  # fits that share a ledger come one after the other
                 self._require_budget(rule, rows, ledger, budget, queries)
                 before = ledger.releases
                 try:
-                    self._train(private, rule, budget.delta, ledger)
+                    self._train(private, rule, budget.delta, ledger, users)
                 finally:
                     if ledger.releases > before:  # also if it failed on the way
                         count_fit(budget.spent(ledger.history()), budget.delta)
@@ -135,7 +143,14 @@ class CliplessEstimator(BaseEstimator):
         sampling = named_sampling(_sampling_name(rule), rows, rule.batch_size)
         budget.noise_multiplier(ledger, steps=rule.steps, sampling=sampling, before=planned)
 
-    def _train(self, rows: PrivateRows, rule: TabularRule, delta: float, ledger: Ledger) -> None:
+    def _train(
+        self,
+        rows: PrivateRows,
+        rule: TabularRule,
+        delta: float,
+        ledger: Ledger,
+        users: Users | None,
+    ) -> None:
         """Everything from here on knows the data through `rows` alone."""
         self.rule_ = rule
         rows = self._prepare(rows, rule)
@@ -151,7 +166,7 @@ class CliplessEstimator(BaseEstimator):
             batch_size=rule.batch_size,
             steps=rule.steps,
             bounds=ProvedBounds(product_clip=rule.product_clip),
-            options=PrivacyOptions(sampling=_sampling_name(rule)),
+            options=PrivacyOptions(sampling=_sampling_name(rule), unit=users),
             training=TrainingOptions(
                 optimizer=lambda parameters: LayerAdam(parameters, lr=rule.learning_rate),
                 average=rule.average,
@@ -267,6 +282,18 @@ class CliplessEstimator(BaseEstimator):
 
         check_is_fitted(self, "network_")
         save(self, path)
+
+
+def given_users(users: Any, rows: int) -> Users | None:
+    """Return whose the rows of a table are: what `fit` was given, as `Users`."""
+    if users is None:
+        return None
+    found = users if isinstance(users, Users) else Users(users)
+    if len(found) != rows:
+        raise ValueError(
+            f"users has ids for {len(found)} rows, but the table has {rows}: give one for each"
+        )
+    return found
 
 
 def _sampling_name(rule: TabularRule) -> SamplingName:

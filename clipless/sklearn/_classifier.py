@@ -16,7 +16,7 @@ from torch import Tensor
 from clipless.data import Cell, read_cell
 from clipless.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from clipless.privacy import Ledger
-from clipless.sklearn._base import FAILURE_PART, Head, Query
+from clipless.sklearn._base import FAILURE_PART, Head, Query, given_users
 from clipless.sklearn._decisions import Decisions
 from clipless.sklearn._labels import (
     class_array,
@@ -110,10 +110,14 @@ class CliplessClassifier(Decisions, ClassifierMixin, ClassifierPlots, TableInput
         self.classes = classes
         self.class_weight = class_weight
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 - scikit-learn's names
+    def fit(self, X: Any, y: Any, users: Any = None) -> Self:  # noqa: N803 - scikit-learn's names
         """Train on a table and its labels, of any type.
 
         A row without a label, or without any value, is an empty record and contributes nothing.
+
+        `users`: whose each row is, if a person may have several: ids, or `Users(ids, records=k)`.
+        What is protected is then a user with all rows, who counts once in every statistic and step.
+        An id is no feature: leave its column out of the table.
         """
         if y is None:
             raise ValueError(
@@ -129,7 +133,8 @@ class CliplessClassifier(Decisions, ClassifierMixin, ClassifierPlots, TableInput
         try:
             present = torch.tensor([cell.name is not None for cell in labels.cells])
             positions = torch.from_numpy(labels.positions)
-            return self._fit(table, positions, present[positions])
+            whose = given_users(users, len(positions))
+            return self._fit(table, positions, present[positions], whose)
         finally:
             del self._labels
 
@@ -167,7 +172,8 @@ class CliplessClassifier(Decisions, ClassifierMixin, ClassifierPlots, TableInput
             by_name = {cell.name: cell for cell in cells if cell.name in counted}
             public = sorted_cells(by_name.values())
             self._require_two(public, rule, delta)
-            self._require_labels(public, [counted[cell.name] for cell in public if cell.name])
+            found = [counted[cell.name] for cell in public if cell.name]
+            self._require_labels(public, found, len(rows))
         names = [cell.name for cell in public]
         # The class of each label that occurs; labels that are no class are empty records.
         place = torch.tensor([names.index(c.name) if c.name in names else -1 for c in cells])
@@ -203,9 +209,9 @@ class CliplessClassifier(Decisions, ClassifierMixin, ClassifierPlots, TableInput
             "target that is a quantity there is CliplessRegressor. What was asked is spent."
         )
 
-    def _require_labels(self, found: list[Cell], counts: list[float]) -> None:
+    def _require_labels(self, found: list[Cell], counts: list[float], rows: int) -> None:
         """Refuse what looks like a quantity, and warn of rows left out: by noisy counts alone."""
-        part = min(sum(counts) / len(self._labels.positions), 1.0)
+        part = min(sum(counts) / rows, 1.0)
         covered = f"together about {part:.0%} of the rows"
         numbers = all(cell.kind == "number" for cell in found)
         if numbers and (len(found) > _MOST_NUMBERS or part < _LEAST_COVERED):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from clipless.losses import Huber, Loss
 from clipless.privacy import Ledger
+from clipless.sklearn._base import given_users
 from clipless.sklearn._labels import read_labels
 from clipless.sklearn._rule import TabularRule
 from clipless.sklearn._scoring import AnyLedger, PrivateErrors, score_regressor
@@ -63,10 +64,14 @@ class CliplessRegressor(RegressorMixin, TableInputs):
         self.categorical_features = categorical_features
         self.feature_bounds = feature_bounds
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803 - scikit-learn's names
+    def fit(self, X: Any, y: Any, users: Any = None) -> Self:  # noqa: N803 - scikit-learn's names
         """Train on a table and one number for each of its rows.
 
         A row without a target, or without any value, is an empty record and contributes nothing.
+
+        `users`: whose each row is, if a person may have several: ids, or `Users(ids, records=k)`.
+        What is protected is then a user with all rows, who counts once in every statistic and step.
+        An id is no feature: leave its column out of the table.
         """
         if y is None:
             raise ValueError(
@@ -80,7 +85,7 @@ class CliplessRegressor(RegressorMixin, TableInputs):
             raise ValueError("y holds text: the target of a regressor must be numbers.")
         numbers = np.array([cell.number for cell in labels.cells])[labels.positions]
         target = torch.from_numpy(numbers)
-        return self._fit(table, target, ~target.isnan())
+        return self._fit(table, target, ~target.isnan(), given_users(users, len(target)))
 
     def _criterion(self, rule: TabularRule) -> Loss:
         return Huber(delta=_HUBER / _STEEPNESS)

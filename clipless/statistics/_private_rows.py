@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from clipless.common import Query, empty_row, not_set_error, release_, require_positive
+from clipless.common import Query, empty_row, fresh_bits, not_set_error, release_, require_positive
 from clipless.errors import PrivacyError
-from clipless.privacy import FullBatch, GaussianNoise, Ledger, Mechanism, Relation
+from clipless.privacy import FullBatch, GaussianNoise, Ledger, Mechanism, Relation, Users
 from clipless.statistics._values import leading_values, value_threshold
 
 RowFunction = Callable[..., Tensor]
@@ -36,6 +36,10 @@ class PrivateRows:
     the noise is drawn. Nothing else leaves: indexing, iterating, converting to an array or to text
     is refused. `len` is public, and so are the shapes.
 
+    With `users`, what is protected is a user with all rows: every answer counts each user once, by
+    the average of their rows' parts (of which values there are, one row of each user votes), and
+    `len` is the number of users.
+
     A row may be an empty record, which keeps its place and contributes nothing to any answer; in
     training it is a row of zeros. Which rows are empty, and how many, is private.
 
@@ -46,6 +50,7 @@ class PrivateRows:
         columns: tensors of the same length; a row is one entry of each.
         ledger: where every answer is written down.
         present: (n,) booleans, False for empty records; by default none is empty.
+        users: whose each row is, if what is protected is not a row.
         insecure_seed: for tests: whoever knows it can remove the noise, so that nothing is private
             and the ledger's lines say so. By default the system's randomness is taken.
 
@@ -58,21 +63,32 @@ class PrivateRows:
         (True, 1)
     """
 
-    __slots__ = ("__columns", "__insecure", "__ledger", "__noise", "__present")
+    __slots__ = (
+        "__columns", "__insecure", "__ledger", "__noise", "__present", "__shares", "__users",
+        "__votes",
+    )  # fmt: skip
 
     def __init__(
         self,
         *columns: Tensor,
         ledger: Ledger,
         present: Tensor | None = None,
+        users: Users | None = None,
         insecure_seed: int | None = None,
     ) -> None:
         if not columns or any(len(each) != len(columns[0]) for each in columns):
             raise ValueError("private rows are one or more tensors of the same length")
-        if len(columns[0]) != ledger.dataset_size:
+        if users is not None and len(users) != len(columns[0]):
+            raise PrivacyError(
+                f"there are ids of users for {len(users)} rows, but {len(columns[0])} rows: give "
+                "one for each"
+            )
+        units = len(columns[0]) if users is None else users.number
+        if units != ledger.dataset_size:
             raise PrivacyError(
                 f"the ledger is kept for {ledger.dataset_size} examples, but there are "
-                f"{len(columns[0])} rows. Use one ledger for each data set."
+                f"{units} {'rows' if users is None else 'users'}. Use one ledger for each data "
+                "set, and for one unit of privacy."
             )
         if present is None:
             present = torch.ones(len(columns[0]), dtype=torch.bool)
@@ -83,9 +99,17 @@ class PrivateRows:
         self.__noise = GaussianNoise(insecure_seed=insecure_seed)
         self.__insecure = insecure_seed is not None
         self.__present = present
+        self.__users = users
+        self.__shares: Tensor | None = None
+        self.__votes: Tensor | None = None
+        if users is not None:
+            codes = torch.from_numpy(users.codes)
+            self.__shares = 1 / torch.bincount(codes)[codes].double()
+            self.__votes = _one_of_each(codes)
 
     def __len__(self) -> int:
-        return len(self.__columns[0])
+        """Return how many rows there are, or users: what answers count."""
+        return len(self.__columns[0]) if self.__users is None else self.__users.number
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -104,12 +128,14 @@ class PrivateRows:
         limit = require_positive("bound", bound)
         self._check_apart(contribution)
         total: Tensor | None = None
-        for present, chunk in self._chunks():
+        for present, shares, chunk in self._chunks():
             parts = contribution(*chunk).to(torch.float64).flatten(1)
             parts = torch.nan_to_num(parts, nan=0.0, posinf=0.0, neginf=0.0)
             parts = _emptied(parts, present)
             norms = torch.linalg.vector_norm(parts, dim=1, keepdim=True)
             parts = parts * (limit / norms.clamp(min=limit))
+            if shares is not None:
+                parts = parts * shares.to(parts.device)[:, None]
             total = parts.sum(dim=0) if total is None else total + parts.sum(dim=0)
         if total is None:
             raise not_set_error("total")
@@ -126,12 +152,15 @@ class PrivateRows:
         """
         self._check_apart(matrix_of)
         total: Tensor | None = None
-        for present, chunk in self._chunks(_PIECE):
+        for present, shares, chunk in self._chunks(_PIECE):
             matrices = matrix_of(*chunk).to(torch.float64).flatten(2)
             matrices = torch.nan_to_num(matrices, nan=0.0, posinf=0.0, neginf=0.0)
             matrices = _emptied(matrices, present)
             norms = torch.linalg.vector_norm(matrices, dim=(1, 2), keepdim=True)
-            matrices = (matrices / norms.clamp(min=1.0)).movedim(1, 0).flatten(1)
+            matrices = matrices / norms.clamp(min=1.0)
+            if shares is not None:
+                matrices = matrices * shares.to(matrices.device).sqrt()[:, None, None]
+            matrices = matrices.movedim(1, 0).flatten(1)
             part = matrices @ matrices.mT
             total = part if total is None else total + part
         if total is None:
@@ -148,14 +177,15 @@ class PrivateRows:
 
         `bins_of` maps the columns of some rows to (n, len(bins)) bin numbers, one for each
         histogram; a number outside `range(bins[j])` is counted nowhere. One row moves one count of
-        each histogram: the joint sensitivity is `sqrt(len(bins))`.
+        each histogram: the joint sensitivity is `sqrt(len(bins))`. A user moves several, by one in
+        all.
         """
         sizes = torch.tensor(list(bins))
         offsets = torch.cumsum(sizes, 0) - sizes
         width = int(sizes.sum())
         self._check_apart(bins_of)
         total = torch.zeros(width, dtype=torch.float64)
-        for present, chunk in self._chunks():
+        for present, shares, chunk in self._chunks():
             numbers = bins_of(*chunk).cpu()
             if numbers.shape != (len(chunk[0]), len(bins)):
                 raise ValueError(
@@ -163,7 +193,8 @@ class PrivateRows:
                     f"{len(bins)} histograms"
                 )
             valid = (numbers >= 0) & (numbers < sizes) & present.cpu()[:, None]
-            total += torch.bincount((numbers + offsets)[valid], minlength=width)
+            weights = None if shares is None else shares[:, None].expand(numbers.shape)[valid]
+            total += torch.bincount((numbers + offsets)[valid], weights, minlength=width)
         noisy = self._release(total, math.sqrt(len(bins)), noise_multiplier, label)
         return list(noisy.split(list(bins)))
 
@@ -179,9 +210,14 @@ class PrivateRows:
         """
         self._check_apart(places_of)
         counts = torch.zeros(len(values), dtype=torch.float64)
-        for present, chunk in self._chunks():
+        votes = self.__votes  # of a user one row: with several, a user could lift many values
+        start = 0
+        for present, _, chunk in self._chunks():
             places = places_of(*chunk).cpu()
             valid = (places >= 0) & (places < len(values)) & present.cpu()
+            if votes is not None:
+                valid &= votes[start : start + len(valid)]
+            start += len(valid)
             counts += torch.bincount(places[valid], minlength=len(values))
         leads, leaders = leading_values(values, counts)
         noisy = self._release(leads, 1.0, noise_multiplier, label, failure)
@@ -196,13 +232,15 @@ class PrivateRows:
     def map_rows(self, function: Callable[..., tuple[Tensor, ...]]) -> PrivateRows:
         """Return the rows under a function of each row alone, in the same custody."""
         self._check_apart(function)
-        parts = [function(*chunk) for _, chunk in self._chunks()]
+        parts = [function(*chunk) for _, _, chunk in self._chunks()]
         mapped = PrivateRows.__new__(PrivateRows)
         mapped.__columns = tuple(torch.cat(pieces) for pieces in zip(*parts, strict=True))
-        if any(len(each) != len(self) for each in mapped.__columns):
+        if any(len(each) != len(self.__present) for each in mapped.__columns):
             raise ValueError("a function of rows must return one row for each row")
         mapped.__ledger, mapped.__noise = self.__ledger, self.__noise
         mapped.__present, mapped.__insecure = self.__present, self.__insecure
+        mapped.__users, mapped.__shares = self.__users, self.__shares
+        mapped.__votes = self.__votes
         return mapped
 
     def where(self, condition: RowFunction) -> PrivateRows:
@@ -212,7 +250,7 @@ class PrivateRows:
         """
         kept = self.map_rows(lambda *columns: columns)
         self._check_apart(condition)
-        parts = [present & condition(*chunk).to(present) for present, chunk in self._chunks()]
+        parts = [present & condition(*chunk).to(present) for present, _, chunk in self._chunks()]
         kept.__present = torch.cat(parts)
         return kept
 
@@ -246,14 +284,20 @@ class PrivateRows:
         release_([value], [Query(label, bound, multiplier * bound)], self.__noise)
         return value
 
-    def _chunks(self, size: int = _CHUNK) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
-        """Some rows at a time: which of them are present, and their columns."""
+    def _chunks(
+        self, size: int = _CHUNK
+    ) -> Iterator[tuple[Tensor, Tensor | None, tuple[Tensor, ...]]]:
+        """Some rows at a time: which are present, their shares of a user, and their columns."""
         present, empty = self.__present, empty_row(len(self))
         if empty is not None:
-            present = present.index_fill(0, torch.tensor([empty]), False)
-        for start in range(0, max(len(self), 1), size):
+            units = torch.arange(len(present))
+            if self.__users is not None:
+                units = torch.from_numpy(self.__users.codes)
+            present = present & (units != empty)
+        for start in range(0, max(len(present), 1), size):
             chunk = tuple(each[start : start + size] for each in self.__columns)
-            yield present[start : start + size], chunk
+            shares = None if self.__shares is None else self.__shares[start : start + size]
+            yield present[start : start + size], shares, chunk
 
     def _check_apart(self, function: Callable[..., Any]) -> None:
         """A row's part must not depend on the rows around it: try it among other rows."""
@@ -286,13 +330,25 @@ class PrivateRows:
 
     def __repr__(self) -> str:
         seeded = ", not private: insecure_seed" if self.__insecure else ""
-        return f"PrivateRows({len(self)} rows, shapes {list(self.shapes)}{seeded})"
+        units = "rows" if self.__users is None else "users"
+        return f"PrivateRows({len(self)} {units}, shapes {list(self.shapes)}{seeded})"
 
 
 def _emptied(parts: Tensor, present: Tensor) -> Tensor:
     """Zeros in place of what empty records would contribute."""
     kept = present.to(parts.device).view(-1, *[1] * (parts.ndim - 1))
     return torch.where(kept, parts, torch.zeros((), dtype=parts.dtype, device=parts.device))
+
+
+def _one_of_each(codes: Tensor) -> Tensor:
+    """Return which rows speak for their users: one of each, drawn without looking at any."""
+    generator = torch.Generator().manual_seed(fresh_bits(63))
+    order = torch.randperm(len(codes), generator=generator)
+    last = torch.empty(int(codes.max()) + 1, dtype=torch.int64)
+    last[codes[order]] = order
+    chosen = torch.zeros(len(codes), dtype=torch.bool)
+    chosen[last] = True
+    return chosen
 
 
 def _close_rows(one: Tensor, other: Tensor) -> bool:

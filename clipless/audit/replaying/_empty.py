@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from clipless.privacy import Users
+
 
 @dataclass(frozen=True)
 class DataWithEmptyRecord:
-    """A data set with an empty record, for `replay`; made by `with_empty_record`."""
+    """A data set with an empty record, or an empty user; made by the functions below."""
 
     data: Any
-    """The data set, with the contents of another record in the empty one's place."""
+    """The data set, with the contents of other records in the empty ones' places."""
     index: int
+    """Which record, or user, is empty; `size`: of how many."""
     size: int
 
 
@@ -45,6 +48,36 @@ def with_empty_record(data: Any, index: int) -> DataWithEmptyRecord:
     order = np.arange(size)
     order[place] = place - 1 if place else 1
     return DataWithEmptyRecord(data=_taken(data, order), index=place, size=size)
+
+
+def with_empty_user(data: Any, users: Users, user: Any) -> DataWithEmptyRecord:
+    """Return the neighbour of `data` in which all records of a user are empty, for `replay`.
+
+    They keep their places, and are still that user's: `users` is the same in both runs. As in
+    `with_empty_record`, the data hold copies of somebody else's records there, which the library's
+    loaders and private rows leave out.
+
+    Args:
+        data: as for `with_empty_record`, without the ids.
+        users: whose each record is.
+        user: the id of the user.
+
+    Example:
+        >>> from clipless.privacy import Users
+        >>> users = Users(["ann", "bob", "ann"])
+        >>> with_empty_user(torch.tensor([7.0, 8.0, 9.0]), users, "ann").data
+        tensor([8., 8., 8.])
+    """
+    if _size(data) != len(users) or users.number < 2:
+        raise ValueError(
+            f"{len(users)} records have {users.number} user(s), and the data {_size(data)} records:"
+            " give one id for each record, of two users or more"
+        )
+    own = users.of(user)
+    others = np.setdiff1d(np.arange(len(users)), own)
+    order = np.arange(len(users))
+    order[own] = np.resize(others, len(own))
+    return DataWithEmptyRecord(data=_taken(data, order), index=users.code(user), size=users.number)
 
 
 def _size(data: Any) -> int:

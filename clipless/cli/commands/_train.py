@@ -51,6 +51,15 @@ def train(
     text: Annotated[
         str | None, typer.Option(help="The column of texts to predict from, and no other.")
     ] = None,
+    unit: Annotated[
+        str | None,
+        typer.Option(
+            help="The column of who each row is about, to protect people and not rows."
+        ),
+    ] = None,
+    unit_records: Annotated[
+        int | None, typer.Option(help="Of how many rows of a person a step takes the average.")
+    ] = None,
     encoder: Annotated[
         str | None, typer.Option(help="The folder of a transformers model for texts.")
     ] = None,
@@ -121,11 +130,13 @@ def train(
         clipless train --recipe mnist-epsilon3 --out runs/mnist
         clipless train --data people.csv --target income --epsilon 1
         clipless train --data reviews.csv --target stars --text review --epsilon 1
+        clipless train --data visits.csv --target readmitted --unit patient --epsilon 1
         clipless train --resume --out runs/mnist
         torchrun --nproc-per-node 4 -m clipless train --recipe mnist-epsilon3 --out runs/mnist
     """
     flags = {
         "data.target": target, "data.text": text, "data.encoder": encoder, "data.task": task,
+        "data.unit": unit, "data.unit_records": unit_records,
         "data.root": root, "data.limit": limit,
         "model.name": model, "loss.name": loss,
         "privacy.epsilon": epsilon, "privacy.delta": delta,

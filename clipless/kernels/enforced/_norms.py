@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clipless.kernels._bounded_gradients import _factors, example_norm
 from clipless.kernels._exceedance import ExceedanceCount
-from clipless.kernels._weight_sums import row_sum, rows_scaled
+from clipless.kernels._weight_sums import row_sum, rows_scaled, times_shares
 
 CHUNK = 1 << 23
 """So many entries of the examples' own gradients, or patches, are formed at a time."""
@@ -33,7 +33,10 @@ class Threshold:
     """Whether nothing is contributed: the threshold is still searched for."""
 
     def factors(self, bounds: Tensor) -> Tensor:
-        """Return `min(1, limit / bound)` for every example; 0 where the bound is not finite."""
+        """Return `min(1, limit / bound)` for every row, times its share if rows have shares.
+
+        It is 0 where the bound is not finite.
+        """
         self.counted(bounds)
         return self.factors_of_some(bounds)
 
@@ -43,9 +46,11 @@ class Threshold:
             # What is not finite is above every threshold.
             self.count.add(~(bounds <= self.limit))
 
-    def factors_of_some(self, bounds: Tensor) -> Tensor:
+    def factors_of_some(self, bounds: Tensor, part: slice | None = None) -> Tensor:
         """Return the factors of a part of a batch, without counting."""
-        return torch.zeros_like(bounds) if self.only_counted else _factors(bounds, self.limit)
+        own = torch.zeros_like(bounds) if self.only_counted else _factors(bounds, self.limit)
+        shared = times_shares(own, bounds, part)
+        return own if shared is None else shared
 
     def row_sum(self, rows: Tensor) -> Tensor:
         """Add up the examples' own gradients, (batch, *shape), each scaled to the limit."""

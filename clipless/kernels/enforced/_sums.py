@@ -58,7 +58,7 @@ def _by_examples(operands: Operands, rows: int, limit: Threshold, at_once: int) 
         cotangent, x = operands(part)
         own = (cotangent.mT @ x).flatten(1, 2)
         norms.append(example_norm(own))
-        yield row_sum(rows_scaled(own, limit.factors_of_some(norms[-1])))
+        yield row_sum(rows_scaled(own, limit.factors_of_some(norms[-1], part)))
     limit.counted(torch.cat(norms) if norms else torch.zeros(0))
 
 
@@ -70,7 +70,7 @@ def _by_inner_products(
         cotangent, x = operands(part)
         found = gram_norms(cotangent.flatten(0, 1), x.flatten(0, 1)).unflatten(0, (-1, x.shape[1]))
         norms.append(torch.linalg.vector_norm(found, dim=1))
-        factors = limit.factors_of_some(norms[-1])
+        factors = limit.factors_of_some(norms[-1], part)
         cotangent = rows_scaled(cotangent, factors).double().movedim(1, 0).flatten(1, 2)
         x = rows_scaled(x, (factors > 0).to(x.dtype)).double().movedim(1, 0).flatten(1, 2)
         yield (cotangent.mT @ x).flatten(0, 1)

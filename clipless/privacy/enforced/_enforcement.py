@@ -70,8 +70,10 @@ class ThresholdEnforcement(Enforcement):
     def renew_leaves(self) -> None:
         """Nothing is kept from one pass to the next: each use makes leaves of its own."""
 
-    def backward_pass(self, output: Tensor) -> BackwardPass:
+    def backward_pass(self, output: Tensor, shares: Tensor | None = None) -> BackwardPass:
         """Return the backward pass from an output of the present pass to its parameters."""
+        if self.deliveries is not None:
+            self.deliveries.shares = shares
         return functools.partial(self.gradients, output, deliveries=self.deliveries)
 
     def gradients(

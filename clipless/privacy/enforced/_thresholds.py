@@ -135,11 +135,11 @@ class EnforcedThresholds:
 
     # --- a step ----------------------------------------------------------------------------------
 
-    def expect(self, rows: int) -> None:
+    def expect(self, rows: int, shares: Tensor | None = None) -> None:
         """Count from here on, as often as is planned; drop what other passes have counted."""
         for each in self.parameters:
             if each.name in self._counts:
-                self._counts[each.name].expect(each.uses, rows)
+                self._counts[each.name].expect(each.uses, rows, shares)
 
     def add_to(self, counts: dict[str, Tensor]) -> None:
         """Take what was counted since `expect`."""

@@ -24,13 +24,15 @@ class StepSample:
 
     A step is handed out in `micro_batches` batches, counted from 0 by `micro_batch`; all carry the
     same `step`, a number that grows and is never used twice. Their `indices` are disjoint and
-    together are this process's part of the step's sample, `size` examples in all.
+    together are this process's part of the step's sample, `size` examples (or users) in all.
 
     `indices`: int64 `[n]` on the CPU, the examples in this batch, in the order of its rows.
     `rows`: the rows of this batch, those of n examples and then any padding.
     `weights`: float32 `[rows]`, 1 for a view of an example and 0 for padding; None if the loader
     does not pad.
     `views`: how many rows an example has, one after the other.
+    `users`: if users are sampled, whose each example is, by number; None if examples are.
+    `shares`: then float32 `[rows]`, at most one over the number of examples of the row's user.
     `origin`: stands for the loader that drew it, and no other one.
 
     Which examples a step used, and how many, is private: this is for the training loop's own
@@ -46,6 +48,8 @@ class StepSample:
     size: int
     views: int = 1
     origin: object = None
+    users: torch.Tensor | None = None
+    shares: torch.Tensor | None = None
 
     def __deepcopy__(self, memo: Any) -> StepSample:
         return self
@@ -81,22 +85,14 @@ def sample_of(inputs: tuple[Any, ...]) -> StepSample | None:
 
 
 def split_step(
-    *,
-    step: int,
-    indices: torch.Tensor,
-    count: int,
-    micro_batch_size: int | None,
-    padded: bool,
-    views: int,
-    device: torch.device,
-    origin: object = None,
+    frame: StepSample, *, micro_batch_size: int | None, padded: bool, device: torch.device
 ) -> Iterator[StepSample]:
-    """Cut the sample of one step into `count` micro-batches, the last of which may be empty.
+    """Cut the sample of one step, `frame`, into its micro-batches, the last of which may be empty.
 
     Examples are counted, not rows: the views of an example stay together.
     """
-    size = len(indices)
-    for number in range(count):
+    indices, views = frame.indices, frame.views
+    for number in range(frame.micro_batches):
         part = indices
         if micro_batch_size is not None:
             part = indices[number * micro_batch_size : (number + 1) * micro_batch_size]
@@ -106,22 +102,16 @@ def split_step(
                 raise not_set_error("micro batch size")
             rows = views * micro_batch_size
             weights = row_weights(rows=rows, real=views * len(part), device=device)
-        yield StepSample(
-            step=step,
-            indices=part,
-            rows=rows,
-            weights=weights,
-            micro_batch=number,
-            micro_batches=count,
-            size=size,
-            views=views,
-            origin=origin,
-        )
+        yield replace(frame, indices=part, rows=rows, weights=weights, micro_batch=number)
 
 
 def without_record(sample: StepSample, record: int | None, device: torch.device) -> StepSample:
-    """Return the sample in which one record, if it is there, keeps its place and weighs nothing."""
-    places = [] if record is None else torch.nonzero(sample.indices == record).flatten().tolist()
+    """Return the sample in which one record, if it is there, keeps its place and weighs nothing.
+
+    Where users are sampled, it is the number of a user, all of whose records do.
+    """
+    units = sample.indices if sample.users is None else sample.users
+    places = [] if record is None else torch.nonzero(units == record).flatten().tolist()
     if not places:
         return sample
     weights = torch.ones(sample.rows, device=device) if sample.weights is None else sample.weights

@@ -34,6 +34,7 @@ from clipless.privacy.sampling._samplers import (
     steps_of_one_pass,
 )
 from clipless.privacy.sampling._streams import StreamSource, check_keeps_its_order, is_stream
+from clipless.privacy.sampling._users import Users
 from clipless.privacy.sampling._views import Views
 from clipless.privacy.sampling._wrapping import check_distinct, check_wrappable, default_sampling
 from clipless.privacy.step import _refusals as refusals
@@ -64,6 +65,8 @@ class PrivateLoader:
     as they are, for which `sampling` must be a `FixedOrder`.
     `sampling`: how each step's sample is drawn. For a `DataLoader` it defaults to Poisson sampling
     with the loader's batch size as expected batch size.
+    `unit`: whose the records are, if people are sampled and not single records (`Users`): a sample
+    is then one of users, and what counts examples here and in `batches` counts users.
     `batches`: micro-batches, padding and augmentation. With padding every batch has `rows` rows,
     and `sampling.max_batch_size`, chosen by `padded_sampling` unless given, says where samples are
     cut. The views of a step are a function of the sampler's key, like its sample.
@@ -94,6 +97,7 @@ class PrivateLoader:
         data: Any,
         *,
         sampling: Sampling | None = None,
+        unit: Users | None = None,
         batches: BatchOptions = BatchOptions(),
         steps_per_epoch: int | None = None,
         insecure_seed: int | None = None,
@@ -115,7 +119,8 @@ class PrivateLoader:
             batch_size = check_wrappable(data)  # whatever the sampling: some loaders are refused
             if ordered:
                 check_keeps_its_order(data)
-            sampling = sampling or default_sampling(data, batch_size)
+            size = len(data.dataset) if unit is None else unit.number  # type: ignore[arg-type]
+            sampling = sampling or default_sampling(size, batch_size)
             data = data.dataset
         if sampling is None:
             raise PrivacyError(
@@ -125,6 +130,8 @@ class PrivateLoader:
         self._sampler = IndexSampler(
             sampling=padded_sampling(sampling) if pad else sampling, insecure_seed=insecure_seed
         )
+        self.unit = unit
+        """Who is sampled, if not examples."""
         self._views = Views(augment=batches.augment, views=batches.views)
         self._rank, self._world_size = rank, world_size
         self._micro_batch_size, self._padded = micro_batch_size, pad
@@ -167,7 +174,7 @@ class PrivateLoader:
         self._source = make_source(
             data,
             collate_fn=reader.collate_fn,
-            rows=self._micro_batch_size if pad else None,
+            rows=self._examples_at_once if pad else None,
             pin_memory=reader.pin_memory,
             read=read,
         )
@@ -207,11 +214,14 @@ class PrivateLoader:
     @property
     def rows(self) -> int | None:
         """The rows of every batch if batches are padded, else None."""
-        if not self._padded:
-            return None
+        return self._examples_at_once * self.views if self._padded else None
+
+    @property
+    def _examples_at_once(self) -> int:
+        """How many examples there is room for in a padded batch."""
         if self._micro_batch_size is None:
             raise not_set_error("micro batch size")
-        return self._micro_batch_size * self.views
+        return self._micro_batch_size * (1 if self.unit is None else self.unit.records)
 
     @property
     def views(self) -> int:
@@ -263,16 +273,28 @@ class PrivateLoader:
             # With padding the number of batches is constant too; without, it is that of the
             # largest part, so that all processes run the same number of backward passes.
             largest = largest_sample(self.sampling) if self._padded else len(drawn)
-            samples = split_step(
+            own = shard(drawn, rank=self._rank, world_size=self._world_size)
+            frame = StepSample(
                 step=step,
-                indices=shard(drawn, rank=self._rank, world_size=self._world_size),
-                count=self._count_micro_batches(largest),
-                micro_batch_size=self._micro_batch_size,
-                padded=self._padded,
+                indices=own,
+                size=len(own),
+                rows=0,
+                weights=None,
+                micro_batch=0,
+                micro_batches=self._count_micro_batches(largest),
                 views=self.views,
-                device=self._source.device,
                 origin=self.origin,
             )
+            cut: dict[str, Any] = {
+                "micro_batch_size": self._micro_batch_size,
+                "padded": self._padded,
+                "device": self._source.device,
+            }
+            if self.unit is None:
+                samples = split_step(frame, **cut)
+            else:
+                source = partial(self._sampler.words_for, step=step)
+                samples = self.unit.samples(frame, source=source, **cut)
             empty = empty_row(self.sampling.dataset_size)
             yield from (without_record(each, empty, self._source.device) for each in samples)
 
@@ -290,12 +312,19 @@ class PrivateLoader:
             )
 
     def _check_size(self) -> None:
-        size = len(self._source)
+        size, unit = len(self._source), self.unit
+        if unit is not None:
+            if len(unit) != size:
+                raise PrivacyError(
+                    f"there are ids of users for {len(unit)} records, but the data set has {size}: "
+                    "give one for each record, in the order of the data"
+                )
+            size = unit.number
         if size != self.sampling.dataset_size:
             raise PrivacyError(
-                f"the data set has {size} examples but the sampling describes "
-                f"{self.sampling.dataset_size}; the rate and the accounting rest on that number. "
-                "Build the loader anew for a data set that changed."
+                f"the data set has {size} {'examples' if unit is None else 'users'} but the "
+                f"sampling describes {self.sampling.dataset_size}; the rate and the accounting "
+                "rest on that number. Build the loader anew for a data set that changed."
             )
 
     # --- the session that the loader belongs to --------------------------------------------------

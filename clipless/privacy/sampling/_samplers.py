@@ -33,8 +33,9 @@ from clipless.privacy.sampling._order import batch_in_order
 _SMALLEST_RATE = 1e-10
 """Below it the spacing of float64 numbers would show in the inclusion probabilities."""
 
-_INCLUDED, _KEPT, _SEEDS = 0, 1, 2
-"""The streams of a step's key: who is drawn, who stays of too many, and what else is random."""
+_INCLUDED, _KEPT, _SEEDS, _RECORDS = 0, 1, 2, 3
+"""The streams of a step's key: who is drawn, who stays of too many, what else is random, and which
+of a user's records are taken."""
 
 _CUT_PROBABILITY = 1e-9
 """How often, at most, the default padding cuts a step's sample."""
@@ -132,6 +133,10 @@ class IndexSampler:
         """Return a seed for what else is random in a step, the same whenever it is asked for."""
         text = f"clipless/{purpose}/{self._key_of(step).hex()}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+
+    def words_for(self, user: int, *, step: int) -> WordSource:
+        """Return the words that choose among a user's records in a step."""
+        return WordSource(KeyStream(self._key_of(step)), purpose=_RECORDS, index=user)
 
     def advance(self, step: int) -> None:
         """Let `step` come next, and keep no keys of those before the one that was handed out."""

@@ -103,9 +103,8 @@ def _repeated(how: str) -> PrivacyError:
     )
 
 
-def default_sampling(loader: DataLoader[Any], batch_size: int) -> Sampling:
-    """Return Poisson sampling whose expected batch size is that of `loader`."""
-    size = len(loader.dataset)  # type: ignore[arg-type]
+def default_sampling(size: int, batch_size: int) -> Sampling:
+    """Return Poisson sampling of `size` units with an expected batch size."""
     if batch_size >= size:
         return FullBatch(dataset_size=size)
     return PoissonSampling(dataset_size=size, rate=batch_size / size)

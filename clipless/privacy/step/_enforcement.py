@@ -40,7 +40,7 @@ from torch.autograd.graph import get_gradient_edge
 from clipless.bounds import SensitivityReport
 from clipless.common import not_set_error
 from clipless.errors import PrivacyError
-from clipless.kernels import GradientLimits
+from clipless.kernels import GradientLimits, row_shares
 from clipless.nn import BoundedModule
 from clipless.privacy._plan import Plan
 from clipless.privacy.step._other_layers import by_rows, refuse_other_ways
@@ -125,10 +125,17 @@ class Enforcement:
         for call in self._calls:
             call.begin(leaves)
 
-    def backward_pass(self, output: Tensor) -> BackwardPass:
-        """Return the backward pass from an output of the present pass to its parameters."""
+    def backward_pass(self, output: Tensor, shares: Tensor | None = None) -> BackwardPass:
+        """Return the backward pass from an output of the present pass to its parameters.
+
+        `shares`: those of the rows, where several of them are one user's.
+        """
         if self._sharded:
             refuse_other_ways(output, self._ways)
+        if shares is not None:
+            if self.deliveries is None:
+                raise not_set_error("the pass that shares belong to")
+            self.deliveries.shares = shares
         return functools.partial(
             self.gradients, output, leaves=self.leaves, deliveries=self.deliveries
         )  # fmt: skip
@@ -302,6 +309,8 @@ class Deliveries:
     def __init__(self, device: torch.device) -> None:
         self.anchor = torch.empty(0, device=device, requires_grad=True)
         """What every use depends on, so that a backward pass has something to look for."""
+        self.shares: Tensor | None = None
+        """Of the rows, where several of them are one user's; set before the backward pass."""
         self._lock = threading.Lock()
         self._sums: dict[int, Tensor] | None = None
 
@@ -377,12 +386,20 @@ class _SealedUse(torch.autograd.Function):
         asked = [*inputs, *leaves.values()] if wanted else inputs
         if not asked:
             return (None,) * (4 + len(own))
-        with torch._C.DisableTorchFunction():
+        shares = ctx.deliveries.shares if wanted else None
+        with torch._C.DisableTorchFunction(), row_shares(shares) as used:
             found = torch.autograd.grad(
                 behind, asked, cotangents[0], allow_unused=True, retain_graph=not wanted
             )  # fmt: skip
         if wanted:
             ctx.inside = None  # activations are not kept until the whole backward pass is over
+            sums = sum(each is not None for each in found[len(inputs) :])
+            if shares is not None and used.count < sums:
+                raise PrivacyError(
+                    "a parameter's gradient was added up over the records of users without their "
+                    "shares, so that a user with many records would count for several. This layer "
+                    "does not go with a unit of users: report it, and train on single records."
+                )
             ctx.deliveries.hand_in(dict(zip(leaves, found[len(inputs) :], strict=True)))
         to_inputs = iter(found)
         passed_on = (

@@ -110,9 +110,14 @@ def limit_of(session: PrivateStep) -> float:
 def public_mean(losses: Tensor, weights: Tensor | None, call: ForwardCall) -> Tensor:
     """Sum the losses of the rows (padding left out) and divide by a public constant.
 
-    That is the expected batch size, times the views that every example has.
+    That is the expected batch size, times the views that every example has. Rows that are shared
+    out among a user's records count by their share; their cotangents do not, as each row is held to
+    a whole bound, and shares are applied where rows are added up.
     """
     divisor = call.session.plan.loss_divisor
+    shares = call.sample.shares
+    if shares is not None:
+        losses = _SharedLosses.apply(losses, shares.to(losses))  # type: ignore[no-untyped-call]
     result: Tensor = _PublicMean.apply(losses, weights, divisor, call)  # type: ignore[no-untyped-call]
     return result
 
@@ -170,6 +175,18 @@ class _PublicMean(torch.autograd.Function):
         ones = cotangents[0].new_ones(ctx.count) / ctx.divisor
         (weights,) = ctx.saved_tensors
         return (ones if weights is None else ones * weights), None, None, None
+
+
+class _SharedLosses(torch.autograd.Function):
+    """Losses times their rows' shares, with the gradient of losses that have none."""
+
+    @staticmethod
+    def forward(ctx: Any, losses: Tensor, shares: Tensor) -> Tensor:
+        return losses * shares
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        return cotangents[0], None
 
 
 class _LossWithCotangents(torch.autograd.Function):

@@ -150,6 +150,22 @@ def other_inputs(found: object, planned: object) -> PrivacyError:
     )
 
 
+def users_run_eagerly() -> PrivacyError:
+    """Compiled code and sharded models sum over rows without looking at whose they are."""
+    return PrivacyError(
+        "a unit of users does not go with compile, nor with sharded models: there, the rows of a "
+        "gradient are added up without their users' shares. Leave the one or the other out."
+    )
+
+
+def users_are_sampled() -> PrivacyError:
+    """People are protected by being sampled, which a fixed order does not do."""
+    return PrivacyError(
+        "a unit of users does not go with a fixed order of batches: their records would lie in "
+        "several batches of a pass. Leave sampling='epochs' out, or train on single records."
+    )
+
+
 def step_without_batch(*, training: bool) -> PrivacyError:
     """The error for a step to which nothing has contributed."""
     if training:

@@ -139,6 +139,8 @@ class TrainingSession(PrivateStep):
         """Compile forward and backward pass, and on a GPU the criterion and the projection."""
         self.require_live()
         self.group.refuse_compiled()
+        if self.plan.user_records is not None:
+            raise refusals.users_run_eagerly()
         if self.thresholds is not None:
             raise PrivacyError("bounds='enforced' does not go with compile: layers run uncompiled")
         if self._book.progress is not None:

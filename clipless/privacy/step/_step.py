@@ -140,7 +140,9 @@ class PrivateStep(StepParts):
         sample = self.sample(inputs)
         if self.trial.looks_at_inputs:
             self.trial.compare_inputs(inputs, sample)
-        backward = backward or self.enforcement.backward_pass(main)
+        if (self.plan.user_records is None) != (sample.shares is None):
+            raise refusals.another_loader()
+        backward = backward or self.enforcement.backward_pass(main, sample.shares)
         call = ForwardCall(
             session=self, output=main, backward=backward, sample=sample, plan=self.plan
         )
@@ -214,7 +216,7 @@ class PrivateStep(StepParts):
         try:
             self._gradients.check_own()
             if self._followers is not None:
-                self._followers.expect(rows=call.output.shape[0])
+                self._followers.expect(rows=call.output.shape[0], shares=call.sample.shares)
             self._add_gradients(call, cotangents, progress.gradients)
             if self._followers is not None:
                 self._followers.add_to(progress.counts)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from clipless.accounting import filter_of_name
 from clipless.errors import LedgerError
 from clipless.folders import CheckpointFacts
 from clipless.ledger import LedgerText, parse_ledger
-from clipless.privacy import Plan
-from clipless.report._format import relation_words, upper
+from clipless.privacy import Plan, Relation, neighbours_in_words
+from clipless.report._format import upper
 from clipless.report._timeline import Timeline
 from clipless.report.sections._spending import Spending
 
@@ -60,11 +60,12 @@ def checks(
 
 def _same_data(plan: Plan, dataset_size: int, relation: str) -> Check:
     same = (plan.sampling.dataset_size, plan.relation.value) == (dataset_size, relation)
-    there, here = relation_words(relation), relation_words(plan.relation)
+    kept = replace(plan, relation=Relation(relation))
+    there, here = neighbours_in_words(kept), neighbours_in_words(plan)
     return Check(
         name="Ledger and plan are about the same data",
         state="passed" if same else "failed",
-        detail=f"{dataset_size} examples; neighbours differ by {there}"
+        detail=f"{dataset_size} {plan.unit}s; neighbours differ by {there}"
         + ("." if same else f" in the ledger; {plan.sampling.dataset_size}, {here} in the "
            "plan. The ledger belongs to another run."),
     )  # fmt: skip

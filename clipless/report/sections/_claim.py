@@ -11,13 +11,14 @@ from clipless.accounting import TradeOff, trade_off
 from clipless.errors import PrivacyError
 from clipless.folders import RunFile
 from clipless.privacy import (
-    RELATIONS,
     Mechanism,
     Plan,
     PrivacyReport,
     Relation,
     describe_accountant,
     describe_sampling,
+    describe_unit,
+    neighbours_in_words,
 )
 from clipless.report._format import number, percent_upper, upper
 
@@ -48,6 +49,9 @@ class Claim:
     epsilon: float | None
     delta: float
     relation: str
+    unit: Literal["example", "user"]
+    """Who is protected; `dataset_size` counts them."""
+    unit_in_words: str
     replaces: bool
     """Whether neighbouring data sets differ by a replaced example."""
     sampling: str
@@ -99,9 +103,11 @@ def claim(
         headline=_headline(standing, stated, plan, insecure=insecure),
         epsilon=stated,
         delta=plan.delta,
-        relation=RELATIONS[plan.relation],
+        relation=neighbours_in_words(plan),
+        unit=plan.unit,
+        unit_in_words=describe_unit(plan),
         replaces=plan.relation is Relation.REPLACE_ONE,
-        sampling=describe_sampling(plan.sampling),
+        sampling=describe_sampling(plan.sampling, plan.unit),
         accountant=describe_accountant(plan.accountant),
         dataset_size=plan.sampling.dataset_size,
         releases=releases,
@@ -113,7 +119,7 @@ def claim(
         meaning=_meaning(standing, stated, plan, factor, guess, exact),
         protected=_protected(standing, plan),
         from_whom=_from_whom(standing),
-        not_protected=_not_protected(),
+        not_protected=_not_protected(plan),
         caveats=_caveats(plan, releases, insecure=insecure),
     )
 
@@ -139,7 +145,7 @@ def _headline(standing: Standing, epsilon: float | None, plan: Plan, *, insecure
         return "There is no guarantee: noise was left out of at least one release."
     return (
         f"This run was ({upper(epsilon)}, {number(plan.delta)})-differentially private with "
-        f"respect to {RELATIONS[plan.relation]}."
+        f"respect to {neighbours_in_words(plan)}."
     )
 
 
@@ -155,19 +161,24 @@ def _meaning(
         return ("Nothing is promised as long as that is not cleared up.",)
     if epsilon is None or factor is None or guess is None or exact is None:
         return ("Nothing is promised to anybody whose data were used.",)
-    replaced = plan.relation is Relation.REPLACE_ONE
-    otherwise = "had there been another in its place" if replaced else "had it not been there"
-    question = "which of two versions of your example" if replaced else "whether your example"
+    replaced, users = plan.relation is Relation.REPLACE_ONE, plan.unit == "user"
+    it, was = ("they", "were") if users else ("it", "was")
+    otherwise = f"had {it} not been there"
+    if replaced:
+        otherwise = f"had there been {'others in their' if users else 'another in its'} place"
+    yours = "all your records together" if users else "your example"
+    question = f"which of two versions of {yours}" if replaced else f"whether {yours}"
     odds, sure = upper(factor), percent_upper(guess)
     return (
-        "Take any one example, yours for instance. Training gave nearly the result that it would "
+        f"Take {'all records of any one user' if users else 'any one example'}, yours for "
+        "instance. Training gave nearly the result that it would "
         f"have given {otherwise}. Nearly means: whatever can be read off the result is at most "
         f"e^{upper(epsilon)} = {odds} times as likely in one case as in the other, but for rare "
         f"events of probability {number(plan.delta)} ({_one_in(plan.delta)}).",
-        f"So the odds of any suspicion about your example change by a factor of at most {odds}. "
-        f"Somebody who first finds it a toss-up {question} was used is at most {sure} sure in the "
-        "end, but for the same rare events.",
-        f"Whoever has to guess {question} was used, after a fair coin has decided, is right at "
+        f"So the odds of any suspicion about {yours} change by a factor of at most {odds}. "
+        f"Somebody who first finds it a toss-up {question} {was} used is at most {sure} sure in "
+        "the end, but for the same rare events.",
+        f"Whoever has to guess {question} {was} used, after a fair coin has decided, is right at "
         f"most {sure} of the time by epsilon alone, and at most {percent_upper(exact)} by the "
         "whole privacy curve of this run. Blind guesses are right 50% of the time.",
         f"{_strength(epsilon, plan)} (Epsilon up to 1 is commonly called strong, up to 10 "
@@ -203,6 +214,12 @@ def _protected(standing: Standing, plan: Plan) -> tuple[str, ...]:
         if plan.relation is Relation.REPLACE_ONE
         else "whether it was there at all, and what is in it, input and label"
     )
+    if plan.unit == "user":
+        fact = fact.replace("it was there at all", "they were there at all").replace("it,", "them,")
+        return (
+            f"Each of the {plan.sampling.dataset_size:,} users whose records the model was trained "
+            f"on, with all their records, however many: {fact}.",
+        )
     return (
         f"Each single one of the {plan.sampling.dataset_size:,} examples that the model was "
         f"trained on: {fact}.",
@@ -223,10 +240,18 @@ def _from_whom(standing: Standing) -> tuple[str, ...]:
     )
 
 
-def _not_protected() -> tuple[str, ...]:
-    return (
+def _not_protected(plan: Plan) -> tuple[str, ...]:
+    several = (
         "People with several examples, as if they had one: with k examples, epsilon is k times as "
-        "large at a delta that grows as well, and more than that at the same delta.",
+        "large at a delta that grows as well, and more than that at the same delta."
+    )
+    if plan.unit == "user":
+        several = (
+            "People with several user ids, as if they had one, and people who are in somebody "
+            "else's records. Which records are one user's, and how many users there are."
+        )
+    return (
+        several,
         "What the data say as a whole. The model is there to learn it, and it may tell something "
         "about you even if you were not in the data.",
         "From those who hold the data themselves, or this run's checkpoints, which contain the "

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clipless.privacy import RELATIONS, ParameterPlan, Plan, describe_accountant, describe_sampling
+from clipless.privacy import (
+    ParameterPlan,
+    Plan,
+    describe_accountant,
+    describe_sampling,
+    describe_unit,
+    neighbours_in_words,
+)
 from clipless.report._format import number
 from clipless.report.sections._checks import Check
 from clipless.spectral import Certificate
@@ -86,8 +93,9 @@ def foundations(plan: Plan, written: Mapping[str, Any] | None) -> Foundations:
 def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
     target = "none" if plan.target_epsilon is None else f"epsilon {number(plan.target_epsilon)}"
     facts = [
-        ("Neighbouring data sets differ by", RELATIONS[plan.relation]),
-        ("Sampling", describe_sampling(plan.sampling)),
+        ("Neighbouring data sets differ by", neighbours_in_words(plan)),
+        ("Privacy unit", describe_unit(plan)),
+        ("Sampling", describe_sampling(plan.sampling, plan.unit)),
         ("Gradients are divided by the public constant", number(plan.expected_batch_size)),
         ("Noise multiplier of a step", number(plan.noise_multiplier, 5)),
         ("Noise is shared out by", plan.noise),

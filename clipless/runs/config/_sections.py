@@ -34,6 +34,10 @@ class DataConfig:
             `y_test`).
         target: the column of a table that is to be predicted.
         text: the column of texts to predict from; the other columns are left out.
+        unit: the column of a table that says whose each row is, if people may have several. They
+            are what is protected and counted, each with all rows; the column is no feature, and
+            people are drawn as a whole for the test set.
+        unit_records: of how many of a person's rows a step takes the average at most.
         encoder: the folder of a transformers model that makes vectors of texts; by default, hashed
             n-grams.
         separator: of a text table, if it is not the usual one.
@@ -52,6 +56,8 @@ class DataConfig:
     file: str | None = None
     target: str | None = None
     text: str | None = None
+    unit: str | None = None
+    unit_records: int | None = None
     encoder: str | None = None
     separator: str | None = None
     task: Task = "classification"
@@ -90,6 +96,16 @@ class DataConfig:
         check_setting(
             self.text is None or (table and self.text != self.target),
             f"data.text={self.text!r} must be a column of a table other than the target",
+        )
+        check_setting(
+            self.unit is None or (table and self.unit not in (self.target, self.text)),
+            f"data.unit={self.unit!r} must be a column of a table that says whose each row is, and "
+            "is neither target nor text",
+        )
+        check_setting(
+            self.unit_records is None or (self.unit is not None and self.unit_records >= 1),
+            "data.unit_records says how many rows of a person a step takes at most: at least 1, "
+            "and with the column of people (data.unit, --unit)",
         )
         check_setting(
             self.encoder is None or self.text is not None,

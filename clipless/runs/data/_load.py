@@ -21,6 +21,8 @@ from clipless.data import (
     read_table,
     split_rows,
 )
+from clipless.errors import CliplessError
+from clipless.privacy import Users
 from clipless.runs.config._errors import ConfigError
 from clipless.runs.config._sections import DataConfig
 from clipless.runs.data._arrays import read_arrays
@@ -50,11 +52,13 @@ class RunData:
     """Whether the files have their published checksums."""
     labels: tuple[Any, ...] | None = None
     """The labels that there can be, where that is public."""
+    users: Users | None = None
+    """Whose each training example is, where people are what is protected."""
 
     @property
     def size(self) -> int:
-        """How many training examples there are."""
-        return len(self.train[0])
+        """How many training examples there are, or people in them, if these are protected."""
+        return len(self.train[0]) if self.users is None else self.users.number
 
 
 def load_data(config: DataConfig, *, progress: bool | None = None) -> RunData:
@@ -81,6 +85,9 @@ def load_data(config: DataConfig, *, progress: bool | None = None) -> RunData:
     if config.limit is not None:
         x, y = found.train
         found = replace(found, train=(x[: config.limit], y[: config.limit]))
+        if found.users is not None:
+            ids = found.users.ids[: config.limit]
+            found = replace(found, users=replace(found.users, ids=ids))
     return found
 
 
@@ -177,6 +184,17 @@ def _table(config: DataConfig) -> RunData:
     if column is None:
         raise not_set_error("target")
     features, target = read_table(file, target=column, separator=config.separator)
+    people: Users | None = None
+    if config.unit is not None:
+        if config.unit not in features.columns:
+            raise ConfigError(
+                f"{file} has no column {config.unit!r} that says whose each row is (data.unit, "
+                f"--unit). It has {', '.join(map(str, features.columns))}."
+            )
+        people = _users(features[config.unit], config)
+        features = features.drop(columns=config.unit)
+        if not features.shape[1]:
+            raise ConfigError(f"{file} has no column besides the target and the unit")
     if config.text is not None:
         if config.text not in features.columns:
             raise ConfigError(
@@ -187,7 +205,12 @@ def _table(config: DataConfig) -> RunData:
     labels = config.classes
     if labels is not None and not file.lower().endswith((".parquet", ".pq")):
         labels = tuple(parse_cell(each) if isinstance(each, str) else each for each in labels)
-    chosen = split_rows(len(features), test_fraction=config.test_fraction, seed=config.split_seed)
+    count = len(features) if people is None else people.number
+    chosen = split_rows(count, test_fraction=config.test_fraction, seed=config.split_seed)
+    if people is not None:  # nobody is in both parts
+        codes = torch.from_numpy(people.codes)
+        chosen = tuple(torch.isin(codes, part).nonzero().flatten() for part in chosen)
+        people = _users(people.ids.iloc[chosen[0].numpy()], config)
     train, test = ((features.iloc[rows.numpy()], target.iloc[rows.numpy()]) for rows in chosen)
     return RunData(
         train=train,
@@ -196,8 +219,19 @@ def _table(config: DataConfig) -> RunData:
         input_shape=(features.shape[1],),
         classes=1,
         labels=labels,
+        users=people,
         unit="private spreads of the columns" if config.text is None else "unit vectors of texts",
     )
+
+
+def _users(column: Any, config: DataConfig) -> Users:
+    """Return whose the rows are that a column of ids belongs to."""
+    try:
+        if config.unit_records is None:
+            return Users(column)
+        return Users(column, records=config.unit_records)
+    except CliplessError as error:
+        raise ConfigError(f"{config.file}, column {config.unit}: {error}") from error
 
 
 def _coloured(data: RunData, config: DataConfig) -> RunData:

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from clipless.kernels import ExceedanceCount, Threshold, enforced_convolution, enforced_linear
+from clipless.kernels import (
+    ExceedanceCount,
+    Threshold,
+    enforced_convolution,
+    enforced_linear,
+    row_shares,
+)
 
 
 def linear_gradient(x, cotangent, limit):
@@ -89,3 +95,19 @@ def test_groups_of_channels_share_a_threshold(positions):
     expected = sum(each / each.norm() for each in own)
     found = kernel_gradient(x, cotangent, Threshold(1.0), groups=2)[..., 0]
     torch.testing.assert_close(found, expected, rtol=5e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("positions", [4, 40])
+def test_rows_keep_their_shares_in_a_sum_of_several_parts(monkeypatch, positions):
+    """A batch is summed in parts: each row is multiplied by its own share, once."""
+    monkeypatch.setattr("clipless.kernels.enforced._sums._IN_CACHE", 1 << 10)
+    random = torch.Generator().manual_seed(positions)
+    x = torch.randn(300, positions, 9, generator=random)
+    cotangent = torch.randn(300, positions, 11, generator=random)
+    shares, limit = torch.rand(300, generator=random), Threshold(5.0)
+    with row_shares(shares) as used:
+        found = linear_gradient(x, cotangent, limit)
+    own = cotangent.double().mT @ x.double()
+    factors = (5.0 / own.flatten(1).norm(dim=1)).clamp(max=1.0) * shares
+    torch.testing.assert_close(found, (factors[:, None, None] * own).sum(0), rtol=1e-5, atol=1e-5)
+    assert used.count == 1
