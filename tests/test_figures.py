@@ -3,6 +3,8 @@
 import json
 import re
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -206,3 +208,21 @@ def test_the_picture_of_the_readme_shows_the_results():
     for method, mode in (("clipless", "eager"), ("clipless", "compiled"),
                          ("opacus-hooks", "eager"), ("opacus-ghost", "eager")):  # fmt: skip
         assert f"{time_of(method, mode, 2048):.1f}" in drawn, "python tools/site/pictures.py"
+
+
+def test_the_page_on_the_paper():
+    """Its tables are what the command of the page prints."""
+    printed = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "paper.py"), "--markdown"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    begin, end = "<!-- benchmarks/paper.py --markdown: -->", "<!-- end of benchmarks/paper.py -->"
+    shown = page("paper").split(begin)[1].split(end)[0]
+    assert shown.strip() == printed.strip()
+
+
+def test_an_item_of_the_paper_that_is_not_here_is_refused_with_where_to_look():
+    command = [sys.executable, str(ROOT / "benchmarks" / "paper.py"), "--table", "99"]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 2
+    assert "--list" in outcome.stderr

@@ -42,7 +42,7 @@ def navigation():
 
 
 GENERATED = re.compile(
-    r"changelog\.md|results/[\w-]+\.md|reference/[\w-]+\.md|notebooks/[\w-]+\.md"
+    r"changelog\.md|results/[\w-]+\.md|reference/[\w-]+\.md|notebooks/[\w-]+\.md|examples/[\w-]+\.md"
 )
 
 
@@ -202,3 +202,15 @@ def test_docstring_examples_become_blocks_of_code():
     assert fenced(text) == (
         "Say it.\n\nExample:\n    ```pycon\n    >>> 1 + 1\n    2\n    ```\n\nThe end."
     )
+
+
+def test_links_out_of_the_docs_are_those_that_the_site_can_follow():
+    """Programs and results become pages of the site; nothing else outside of `docs/` is there."""
+    followed = re.compile(r"(\.\./)+(benchmarks/results/[\w.-]+|examples/\w+\.py)")
+    for page in DOCS.rglob("*.md"):
+        for link in re.findall(r"\]\((\.\./[^)#]*)", page.read_text("utf-8")):
+            inside = DOCS.resolve() in (page.parent / link).resolve().parents
+            assert inside or followed.fullmatch(link), f"{page.name}: {link}"
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    for link in re.findall(r"\]\(([^)#:]+)\)", changelog):
+        assert link.startswith("docs/"), link

@@ -25,6 +25,7 @@ from clipless.accounting._history import (
 )
 from clipless.accounting._mechanism import (
     SAMPLER_EPSILON,
+    FixedOrder,
     FixedSizeSampling,
     FullBatch,
     Mechanism,
@@ -42,6 +43,7 @@ __all__ = [
     "PoissonSampling",
     "FixedSizeSampling",
     "FullBatch",
+    "FixedOrder",
     "Relation",
     "require_supported_relation",
     "Accountant",

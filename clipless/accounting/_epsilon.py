@@ -9,7 +9,7 @@ them can account for what:
 
 | sampling | zero-out | replace-one | add/remove (old ledgers) |
 |---|---|---|---|
-| full batch | pld, rdp | pld, rdp | pld, rdp |
+| full batch; a pass in a fixed order | pld, rdp | pld, rdp | pld, rdp |
 | Poisson | pld, rdp | pld | pld, rdp |
 | Poisson cut at a maximum size | pld, rdp | pld | pld |
 | fixed size without replacement | refused | pld, rdp | refused |

@@ -102,12 +102,43 @@ class FullBatch:
         return float(self.dataset_size)
 
 
-Sampling = PoissonSampling | FixedSizeSampling | FullBatch
+@dataclass(frozen=True, kw_only=True)
+class FixedOrder:
+    """Batches of `batch_size` examples in one public order, the same in every pass: no sampling.
+
+    An example takes part once a pass, every `steps_per_pass` steps. No amplification is claimed,
+    and a `Mechanism` with this sampling is a whole pass: it costs what a full batch does.
+
+    The order does not depend on the examples: it is that in which the data are read, or, with
+    `shuffle_seed`, a permutation that follows from this public number. With `drop_last` what is
+    left over of a pass takes part in no step; without, it is the last batch, smaller than the
+    others and divided by the same public b.
+    """
+
+    dataset_size: int
+    batch_size: int
+    drop_last: bool = False
+    shuffle_seed: int | None = None
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The public constant b that every step divides by."""
+        return float(self.batch_size)
+
+    @property
+    def steps_per_pass(self) -> int:
+        """How many steps lie between two in which the same example takes part."""
+        whole, rest = divmod(self.dataset_size, self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
+
+Sampling = PoissonSampling | FixedSizeSampling | FullBatch | FixedOrder
 
 _SAMPLING_KINDS: dict[str, type[Sampling]] = {
     "poisson": PoissonSampling,
     "fixed_size": FixedSizeSampling,
     "full_batch": FullBatch,
+    "fixed_order": FixedOrder,
 }
 _KIND_OF_SAMPLING = {kind: name for name, kind in _SAMPLING_KINDS.items()}
 
@@ -150,6 +181,9 @@ class Mechanism:
                 if limit is not None and not limit >= 1:
                     raise ValueError(f"max_batch_size must be at least 1 in {self.sampling}")
             case FixedSizeSampling(dataset_size=size, batch_size=batch_size):
+                if not 1 <= batch_size <= size:
+                    raise ValueError(f"batch_size must lie in [1, dataset_size] in {self.sampling}")
+            case FixedOrder(dataset_size=size, batch_size=batch_size):
                 if not 1 <= batch_size <= size:
                     raise ValueError(f"batch_size must lie in [1, dataset_size] in {self.sampling}")
 

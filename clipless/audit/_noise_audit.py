@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from clipless.audit._statistics import Estimate, require_confidence
+from clipless.errors import PrivacyError
 from clipless.privacy import PrivacyEngine
 
 
@@ -72,6 +73,12 @@ class ReleasedNoise:
 
     def __init__(self, engine: PrivacyEngine) -> None:
         session = engine.session
+        if engine.plan.strategy is not None:
+            raise PrivacyError(
+                "the noise of this run is correlated over its steps: the energy of single steps "
+                "has another distribution than the one that is compared with. Watch a run with "
+                "independent noise"
+            )
         self._engine = engine
         self._parameters = dict(session.model.named_parameters())
         self._energy = dict.fromkeys(engine.plan.noise_deviations, 0.0)

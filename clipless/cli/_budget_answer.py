@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from rich.text import Text
 from clipless import privacy
 from clipless.accounting import (
     Accountant,
+    FixedOrder,
     Sampling,
     TradeOff,
     noise_multiplier_for_accuracy,
@@ -80,12 +81,17 @@ class Answer:
             "meaning": {**summary(self.epsilon, self.delta), "words": self.words()},
         }
 
+    @property
+    def unit(self) -> str:
+        """Return what is counted: steps, or the passes that epochs are paid for by."""
+        return "passes" if isinstance(self.mechanism.sampling, FixedOrder) else "steps"
+
     def claim(self) -> Text:
         """Return the guarantee in two lines."""
         mechanism = self.mechanism
         return Text.assemble(
             (f"({self.epsilon:.4g}, {self.delta:g})-differential privacy", "bold"),
-            f" for {self.steps} steps with noise multiplier ",
+            f" for {self.steps} {self.unit} with noise multiplier ",
             (f"{mechanism.noise_multiplier:.5g}", "bold"),
             f".\n{describe_sampling(mechanism.sampling)}; neighbours by "
             f"{RELATIONS[mechanism.relation]} ({mechanism.relation}). Accountant: "
@@ -200,9 +206,18 @@ def answer_of_run(folder: Path) -> Answer:
     counts = run.read_ledger().counts()
     history = tuple(counts.items())
     cost = privacy.epsilon(history, plan.delta, accountant=plan.accountant)
-    steps = counts.pop(plan.mechanism, 0)
+    mechanism = plan.mechanism
+    if plan.strategy is None:
+        steps = counts.pop(mechanism, 0)
+    else:
+        # Passes of different costs, together what as many equal ones cost.
+        passes = [each for each in counts if each.sampling == plan.sampling]
+        steps = sum(counts[each] for each in passes)
+        square = sum(counts.pop(each) * each.noise_multiplier**-2 for each in passes)
+        if steps:
+            mechanism = replace(mechanism, noise_multiplier=(square / steps) ** -0.5)
     return Answer(
-        mechanism=plan.mechanism,
+        mechanism=mechanism,
         steps=steps,
         epsilon=cost,
         delta=plan.delta,
@@ -229,4 +244,6 @@ def _steps(epochs: float | None, steps: int | None, sampling: Sampling) -> int |
         count = round(epochs * steps_of_one_pass(sampling))
     if count is not None and count < 1:
         raise ConfigError("training must last at least one step")
+    if count is not None and isinstance(sampling, FixedOrder):
+        return -(-count // sampling.steps_per_pass)  # a pass is one release
     return count

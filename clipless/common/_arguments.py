@@ -21,10 +21,12 @@ _ELSEWHERE = {
     "grad_sample_mode": "there are no per-example gradients. Leave it out",
     "loss_reduction": "the criterion sums over examples and divides by the expected batch size. "
     "Leave it out",
+    "product_clip": "write bounds=ProvedBounds(product_clip=...), with the ProvedBounds of "
+    "clipless.privacy",
     "batch_first": "the batch is the first axis. Leave it out",
     "secure_mode": "noise comes from the operating system's randomness already. Leave it out",
 }
-"""Arguments of Opacus that have no counterpart, and why."""
+"""Arguments of Opacus and of earlier versions that are written in another way, or have no use."""
 
 
 def not_set_error(what: str) -> RuntimeError:

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:  # the ledger, which needs no torch, publishes its lines here
     from torch import Tensor
 
-    from clipless.kernels import GaussianNoise
-
 
 class Query(NamedTuple):
     """What is said of a released tensor: how far one record moves it, and the noise it gets."""
@@ -48,10 +46,17 @@ class Watcher(Protocol):
         """Return which of `size` records is empty, if one is: it contributes nothing."""
 
 
+class Noise(Protocol):
+    """What adds noise, in place."""
+
+    def add_(self, values: Sequence[Tensor], queries: Sequence[Query]) -> None:
+        """Add the noise of one release."""
+
+
 _watcher: ContextVar[Watcher | None] = ContextVar("clipless_watcher", default=None)
 
 
-def release_(values: Sequence[Tensor], queries: Sequence[Query], noise: GaussianNoise) -> None:
+def release_(values: Sequence[Tensor], queries: Sequence[Query], noise: Noise) -> None:
     """Add noise in place to what one mechanism releases; the ledger must have counted it."""
     watcher = _watcher.get()
 

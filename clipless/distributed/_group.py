@@ -187,8 +187,9 @@ class DataParallelGroup(ProcessGroup):
         summed = self.ownership.add_up(gradients, counts)
         mine = [(each, q) for each, q in zip(summed, queries, strict=True) if each is not None]
         add_noise([each for each, _ in mine], [query for _, query in mine])
+        # They go to everybody with the weights, in one message of one format.
         self.counts = [
-            torch.zeros_like(count) if own is None else own
+            (torch.zeros_like(count) if own is None else own).to(self._trainable[0].dtype)
             for count, own in zip(counts, summed[len(gradients) :], strict=True)
         ]
         self._scattered = True

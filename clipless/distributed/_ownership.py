@@ -2,8 +2,9 @@
 
 Every parameter has one owner. Gradients are summed at the owner, which adds the noise, takes the
 optimizer's step and projects; then the new weight goes from the owner to everybody. The sum to an
-owner and the way back are the two halves of an all-reduce, so that no more is sent than by ordinary
-data parallelism, while noise, step and projection are shared out instead of repeated.
+owner and the way back are the two halves of an all-reduce, so that noise, step and projection are
+shared out instead of repeated. Sums travel in float64, which keeps their digits, and weights in
+their own format: half as much again as ordinary data parallelism sends.
 """
 
 from __future__ import annotations

@@ -8,7 +8,13 @@ import threading
 from collections.abc import Iterable
 from typing import Any, NoReturn, Self
 
-from clipless.accounting import Mechanism, Relation, RenyiFilter, require_supported_relation
+from clipless.accounting import (
+    FixedOrder,
+    Mechanism,
+    Relation,
+    RenyiFilter,
+    require_supported_relation,
+)
 from clipless.errors import LedgerError
 from clipless.ledger import _process
 from clipless.ledger._file import LedgerFile
@@ -186,6 +192,12 @@ class Ledger(LedgerWriter):
             taken = {entry.source for entry in self.entries()}
             if head in digests or head in taken:
                 return
+            if any(isinstance(each.sampling, FixedOrder) for each in other.counts()):
+                raise LedgerError(
+                    "the checkpoint's ledger went another way and counts passes in a fixed order, "
+                    "of which both may have released a part: what they cost together is not the "
+                    "sum of what they say. Go on with the ledger that its run has written"
+                )
             missing = other.releases_beyond(digests)
             for position, (mechanism, count) in enumerate(missing, start=1):
                 # The source is named by the last line only: if a crash comes first, all lines

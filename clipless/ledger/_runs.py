@@ -62,6 +62,27 @@ def releases_of_run(entries: Iterable[LedgerEntry], run: str) -> dict[int, str]:
     }
 
 
+def nothing_released_since(entries: Iterable[LedgerEntry], run: str, step: int) -> bool:
+    """Return whether the ledger knows of no release from `step` of a run on.
+
+    Neither of the run itself, nor of any other since its last release before that: whatever came
+    after may have gone on from the same state. It is the ledger's lines that say so, all of which
+    must have been on the disk before a result was used (`Ledger.release(certain=True)`).
+    """
+    writer, known, since = "", False, 0
+    for entry in entries:
+        if entry.kind is EntryKind.OPEN:
+            writer = entry.label
+            known |= writer == run
+        elif entry.kind is EntryKind.RELEASE and writer == run:
+            if entry.step is None or entry.step >= step:
+                return False
+            since = 0
+        elif entry.kind is EntryKind.RELEASE:
+            since += known
+    return known and not since
+
+
 def _entries_of_run(entries: Iterable[LedgerEntry], run: str) -> Iterator[LedgerEntry]:
     writer = ""
     for entry in entries:

@@ -129,6 +129,8 @@ class LedgerWriter:
         self._block: LedgerEntry | None = None
         self._unspent = 0
         self._runs, self._steps = runs, runs[""]
+        self.continued: set[str] = set()
+        """The runs of this process whose noise another one has gone on with."""
         self._written = text.written()
         self._counts = text.counts()
         self._releases = sum(self._counts.values())
@@ -221,15 +223,16 @@ class LedgerWriter:
         """Note that the run has repeated a step which is counted already."""
         self._steps.repeat(mechanism)
 
-    def release(self, step: int, digest: str) -> None:
+    def release(self, step: int, digest: str, *, certain: bool = False) -> None:
         """Write down what a step of the present run has released, by its digest.
 
         It is not waited for until it is on the disk: a digest that is lost makes a repeated step
-        cost what a new one costs, and nothing worse.
+        cost what a new one costs, and nothing worse. With `certain` it is: where several steps are
+        one release, what was released must be known when the run is resumed.
         """
         with self._mutex:
             self._check_writable()
-            self._append(EntryKind.RELEASE, step=step, released=digest)
+            self._append(EntryKind.RELEASE, step=step, released=digest, certain=certain)
 
     def _reserve_next(self, mechanism: Mechanism, label: str, limit: int | None) -> None:
         """Reserve a block: twice the last one if that was used up by the same mechanism."""
@@ -262,6 +265,7 @@ class LedgerWriter:
         source: str | None = None,
         step: int | None = None,
         released: str | None = None,
+        certain: bool = True,
     ) -> LedgerEntry:
         """Write one entry.
 
@@ -284,7 +288,7 @@ class LedgerWriter:
         last = self._written[-1]
         data = entry.to_dict()
         line, digest = encode(data, last.digest)
-        end, sync = 0, kind is not EntryKind.RELEASE
+        end, sync = 0, certain
         if self._file is not None:
             end = self._file.append(line, after=last.end, sync=sync)
         self._written.append(WrittenLine(entry, line, digest, end))

@@ -1,6 +1,7 @@
 """The guarantee: sampling, noise, accounting, the ledger, and the engine that couples them."""
 
 from clipless.accounting import (
+    FixedOrder,
     FixedSizeSampling,
     FullBatch,
     LargeDelta,
@@ -20,9 +21,10 @@ from clipless.accounting import (
 from clipless.kernels import GaussianNoise
 from clipless.ledger import Budget, Ledger
 from clipless.privacy._bounds_options import ProvedBounds
+from clipless.privacy._correlated_options import Correlated, planned_for
 from clipless.privacy._defaults import SamplingName, example_shape, named_sampling, relation_for
 from clipless.privacy._engine import PrivacyEngine
-from clipless.privacy._noise import noise_names
+from clipless.privacy._noise import key_names, noise_names
 from clipless.privacy._options import PrivacyOptions, merge_arguments
 from clipless.privacy._plan import ParameterPlan, Plan, arithmetic_slack, planned_parameters
 from clipless.privacy._quantile_thresholds import quantile_thresholds, set_quantile_thresholds
@@ -43,6 +45,7 @@ from clipless.privacy.sampling._samplers import (
     steps_of_one_pass,
     validate_sampling,
 )
+from clipless.privacy.sampling._streams import epochs_of
 from clipless.privacy.sampling._wrapping import check_wrappable
 from clipless.privacy.step._hooks import SessionHook
 from clipless.privacy.step._output_guard import guard_room
@@ -69,6 +72,7 @@ __all__ = [
     "PoissonSampling",
     "FixedSizeSampling",
     "FullBatch",
+    "FixedOrder",
     "Relation",
     "epsilon",
     "delta",
@@ -102,4 +106,8 @@ __all__ = [
     "RELATIONS",
     "describe_accountant",
     "noise_names",
+    "key_names",
+    "Correlated",
+    "planned_for",
+    "epochs_of",
 ]

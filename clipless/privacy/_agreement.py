@@ -52,7 +52,7 @@ def agree_on_beginning(
             "optimizer options": _options_of(optimizer),
             "criterion": repr(criterion),
             "sharded": sharded,
-            "examples": len(dataset),
+            "examples": len(dataset) if hasattr(dataset, "__len__") else "a stream",
             **further,
         }
     )

@@ -13,11 +13,26 @@ a function of `(C V + z)_t`, which is what the Gaussian mechanism releases, and 
 before. It holds exactly because nothing is rounded on the way: entries of C are multiples of 2^-10,
 V and N multiples of 2^10 steps of the grid of z, and all sums are sums of 64-bit integers. It needs
 the N that were added, and not those that real numbers would give.
+
+**Grids that change.** Bounds that are proved anew and thresholds that follow a quantile change the
+deviations of the groups, and with them their grids, from one step to the next. V, N and R above are
+in units of the grid of their own step, which is known from earlier releases: nothing else changes.
+In those units one example moves V_t by at most 1 / sigma times the deviation of z, all groups
+together, whatever the deviations are, because their plan keeps the multiplier sigma. So the bound
+of C V, and with it what the run costs, is the same. (Noise that was added at another scale is taken
+back less well, which costs accuracy.)
+
+**What a state reveals.** Whoever knows the N of the steps t - bands + 1 to t - 1 knows V there: the
+sums of those steps without noise. Of examples that took no part in them V tells nothing that
+earlier releases did not, and the rest of what they were released with, rows of `C V + z`, keeps its
+z, which follows from no key that is kept. Their guarantee stays; that of the others is gone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -28,65 +43,113 @@ from clipless.common import Query
 from clipless.errors import PrivacyError
 from clipless.kernels import (
     GRID_STEPS,
+    KEY_BYTES,
     STATE_NAME,
+    GaussianNoise,
     KeyStream,
     grid_noise,
     joint_grid_factor,
     joint_multiplier,
     next_key,
 )
+from clipless.privacy._plan import Plan
 
 _PART = 2**10
 """A step of the values' grid, in steps of the grid of z; the denominator of C's entries."""
 _LARGEST_GAIN = 2.0**16
 """Of the largest sum of absolute values in a row of C^-1: sums then stay far below 2^63."""
+_GAIN_OF_SHORT = 2.0**8
+"""Up to this gain noises fit into 32 bits: z is below 2^32, and they are z times gain over 2^10."""
 _ROWS_AT_ONCE = 256
 
 
 class CorrelatedNoise:
-    """The noise of a run under a strategy; one release for each step, in order, none left out.
+    """The noise of a run under a strategy: one release for each step, in order.
 
     The deviation of a query is that of z; the noise of a single step is larger or smaller. What is
-    kept are the noises of the last `bands - 1` steps, int64, for each tensor. Whoever sees a state
-    can remove the noise of those releases, and learns that of later ones: keep it secret. Keys lead
-    forward alone, so that what came before those steps stays hidden.
-
-    It is checked by tests and stands by itself: no session uses it yet.
+    kept are the noises of the last `bands - 1` steps, as integers of 32 bits where these are
+    enough, for each tensor, as far as later steps need them: they follow from all earlier ones, so
+    that no key regenerates them. Whoever sees a state can remove the noise of those releases, and
+    learns that of later ones: keep it secret. Keys lead forward alone: see the module.
     """
 
-    def __init__(self, strategy: BandedStrategy, *, key: bytes) -> None:
-        if _largest_row_sum(strategy) > _LARGEST_GAIN:
+    def __init__(
+        self,
+        strategy: BandedStrategy,
+        *,
+        key: bytes | None = None,
+        insecure_seed: int | None = None,
+    ) -> None:
+        gain = _largest_row_sum(strategy)
+        if gain > _LARGEST_GAIN:
             raise PrivacyError(
                 "the inverse of this strategy has rows so large that noise would leave the range "
                 "of integers: use a strategy that was optimised"
             )
+        self._kept_as = torch.int32 if gain <= _GAIN_OF_SHORT else torch.int64
         self.strategy = strategy
         self.step = 0
         """The number of the step that comes next."""
-        self._key = key
+        self.insecure = insecure_seed is not None
+        self._key = secrets.token_bytes(KEY_BYTES) if key is None else key
+        if insecure_seed is not None:
+            text = f"clipless/insecure noise/{insecure_seed}"
+            self._key = hashlib.sha256(text.encode()).digest()
         self._earlier: list[list[Tensor]] = []
         """The noises of the last steps, latest first, one tensor for each query."""
+        self._announced = 0
+
+    def begin_step(self, step: int) -> None:
+        """Say which step the next release is of. Noise of those left out is drawn, and unused."""
+        if step < self.step:
+            raise PrivacyError(f"the noise of step {step} has been drawn: it is not used twice")
+        self._announced = step
+
+    def renew(self) -> None:
+        """Take a new key from the operating system; the noises of earlier steps stay known."""
+        self._key = secrets.token_bytes(KEY_BYTES)
+
+    def begin_anew(self, step: int) -> None:
+        """Take back nothing of what was released before a step, and use a key of its own."""
+        self.renew()
+        self._earlier, self.step, self._announced = [], step, step
 
     @torch.no_grad()
     def add_(self, values: Sequence[Tensor], queries: Sequence[Query]) -> None:
         """Round the values of the next step to their grids and add its noise, in place."""
-        if self.step >= self.strategy.steps:
+        self._announced = max(self._announced, self.step)
+        if self._announced >= self.strategy.steps:
             raise PrivacyError(f"this strategy is one of {self.strategy.steps} steps, all taken")
         if self._earlier and [n.shape for n in self._earlier[0]] != [v.shape for v in values]:
             raise PrivacyError("the shapes of what is released have changed between two steps")
+        while self.step < self._announced:
+            self._draw(values)
         noisy = [query for query in queries if query.deviation > 0]
         factor = _grid_factor(values, queries, noisy)
-        key, self._key = self._key, next_key(self._key)
-        noises = []
-        for index, (value, query) in enumerate(zip(values, queries, strict=True)):
-            noise = self._noise(value, KeyStream(key), index)
-            noises.append(noise)
+        for value, query, noise in zip(values, queries, self._draw(values), strict=True):
             if query.deviation > 0:
                 unit = factor * query.deviation * _PART / GRID_STEPS
                 places = torch.round(value.to(torch.float64) / unit).to(torch.int64)
                 value.copy_(places.add_(noise).to(torch.float64).mul_(unit))
-        self._earlier = [noises, *self._earlier][: self.strategy.bands - 1]
+
+    def _draw(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Return the noise of the present step, and go on to the next one."""
+        key, self._key = self._key, next_key(self._key)
+        stream = KeyStream(key)
+        noises = [self._noise(value, stream, index) for index, value in enumerate(values)]
         self.step += 1
+        kept = self._most_back()
+        self._earlier = [[each.to(self._kept_as) for each in noises], *self._earlier][:kept]
+        return noises
+
+    def _most_back(self) -> int:
+        """Return how many noises, counted back from now, later steps will need."""
+        table, step = self.strategy.table, self.step
+        most = 0
+        for later in range(step, min(step + self.strategy.bands - 1, self.strategy.steps)):
+            needed = table[later].nonzero()[0].max() - (later - step)
+            most = max(most, int(needed))
+        return most
 
     def _noise(self, value: Tensor, stream: KeyStream, index: int) -> Tensor:
         """Return the noise of one tensor in the present step, in units of the values' grid."""
@@ -94,7 +157,7 @@ class CorrelatedNoise:
         left = grid_noise(value.numel(), stream, index, value.device).view(value.shape)
         for entry, earlier in zip(others, self._earlier, strict=False):
             if entry:
-                left = left.sub_(earlier[index], alpha=entry)
+                left = left.sub_(earlier[index].to(value.device), alpha=entry)
         return _rounded_quotient(left, diagonal)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -112,12 +175,22 @@ class CorrelatedNoise:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue where `state` was saved."""
         self.step = int(state["step"])
+        self._announced = self.step
         self._key = bytes(state[STATE_NAME].tolist())
-        kept = min(self.step, self.strategy.bands - 1)
+        backs = sorted({int(name.split("/")[0]) for name in state if "/" in name})
+        if backs != list(range(len(backs))) or len(backs) > self.strategy.bands - 1:
+            raise PrivacyError("the saved noise is not that of this strategy")
         self._earlier = [
-            [state[f"{back}/{index}"] for index in range(_count(state, back))]
-            for back in range(kept)
+            [state[f"{back}/{index}"].to(self._kept_as) for index in range(_count(state, back))]
+            for back in backs
         ]
+
+
+def noise_of(plan: Plan, *, insecure_seed: int | None) -> GaussianNoise | CorrelatedNoise:
+    """Return the noise of a plan's releases."""
+    if plan.strategy is None:
+        return GaussianNoise(insecure_seed=insecure_seed)
+    return CorrelatedNoise(plan.strategy, insecure_seed=insecure_seed)
 
 
 def _count(state: Mapping[str, Tensor], back: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from clipless.accounting import (
+    FixedOrder,
     FixedSizeSampling,
     FullBatch,
     PoissonSampling,
@@ -19,7 +20,7 @@ from clipless.accounting import (
 from clipless.bounds import SensitivityReport
 from clipless.errors import PrivacyError
 
-SamplingName = Literal["poisson", "fixed_size", "full_batch"]
+SamplingName = Literal["poisson", "fixed_size", "full_batch", "epochs"]
 
 
 def example_shape(dataset: Any) -> tuple[int, ...]:
@@ -47,7 +48,9 @@ def named_sampling(name: str, size: int, batch_size: int) -> Sampling:
         return PoissonSampling(dataset_size=size, rate=batch_size / size)
     if name == "fixed_size":
         return FixedSizeSampling(dataset_size=size, batch_size=batch_size)
-    raise ValueError(f"sampling must be poisson, fixed_size or full_batch, got {name!r}")
+    if name == "epochs":
+        return FixedOrder(dataset_size=size, batch_size=min(batch_size, size))
+    raise ValueError(f"sampling must be poisson, fixed_size, full_batch or epochs, got {name!r}")
 
 
 def relation_for(relation: Relation | str | None, sampling: Sampling) -> Relation:

@@ -243,10 +243,7 @@ class PrivacyEngine:
         if self.ledger.insecure:
             return math.inf
         chosen = self.plan.delta if delta is None else delta
-        history, mechanism = self.ledger.history(), self.plan.mechanism
-        further = further_steps - self.session.outcomes.left
-        if further > 0:
-            history = (*history, (mechanism, further))
+        history = (*self.ledger.history(), *self.session.cost_of_further(further_steps))
         return epsilon(history, chosen, accountant=accountant_of(self.ledger, self.accountant))
 
     def allows_step(self) -> bool:

@@ -17,7 +17,6 @@ from clipless.bounds import unwrap_module
 from clipless.common import not_set_error
 from clipless.distributed import SingleProcess, gathered_parameters, processes_present
 from clipless.errors import PrivacyError
-from clipless.kernels import GaussianNoise
 from clipless.ledger import Ledger
 from clipless.losses import Loss
 from clipless.privacy._agreement import (
@@ -27,6 +26,7 @@ from clipless.privacy._agreement import (
     ledger_together,
 )
 from clipless.privacy._bounds_options import ProvedBounds, products_clipped
+from clipless.privacy._correlated_noise import noise_of
 from clipless.privacy._defaults import example_shape
 from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._preparation import PrivacyTarget, prepare
@@ -88,7 +88,7 @@ def start_session(
             criterion=criterion,
             plan=plan,
             ledger=ledger,
-            noise=GaussianNoise(insecure_seed=books.derived_seed(group.noise_stream, run=run)),
+            noise=noise_of(plan, insecure_seed=books.derived_seed(group.noise_stream, run=run)),
             input_shape=shape,
             report=report,
             projection=options.bounds != "none",

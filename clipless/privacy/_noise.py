@@ -54,6 +54,11 @@ def noise_scales(
     return [shared * w * d for w, d in zip(weights, sensitivities, strict=True)]
 
 
+def key_names(names: Iterable[str]) -> set[str]:
+    """Return which names of a saved state stand for keys, and not for noise that is remembered."""
+    return {name for name in names if name.rpartition("/")[2] == STATE_NAME}
+
+
 def noise_names(prefixes: Iterable[str]) -> set[str]:
     """Return what a saved state calls the noise of processes with these prefixes."""
     return {prefix + STATE_NAME for prefix in prefixes}

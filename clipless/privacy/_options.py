@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from clipless.accounting import Relation, Sampling
 from clipless.bounds import Shape
 from clipless.common import names_moved_arguments
+from clipless.privacy._correlated_options import Correlated
 from clipless.privacy._defaults import SamplingName
 from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._precision import Precision
@@ -27,14 +28,16 @@ class PrivacyOptions:
     Args:
         epochs: how long training is planned to last, in passes over the data of 1/rate steps each.
         steps: the same in steps; one of the two.
-        sampling: how batches are drawn: `"poisson"`, `"fixed_size"`, `"full_batch"`, or a
-            `Sampling`.
+        sampling: how batches are drawn: `"poisson"`, `"fixed_size"`, `"full_batch"`; `"epochs"`,
+            the batches of a loader in one order, the same in every epoch, without amplification; or
+            a `Sampling`, such as a `FixedOrder` that is shuffled once, or that of a stream.
         batches: how a step's sample is handed out: micro-batches, padding, augmentation.
         relation: which data sets are neighbours: `"zero_out"`, by default (one example is
             replaced by an empty record, which contributes nothing), except for fixed-size
             batches, whose guarantee is for `"replace_one"`.
         noise: how noise is shared out among parameters: `"global"`, `"per_layer"`, `"optimal"`;
-            or relative weights by parameter name, for `per_layer` with these.
+            or relative weights by parameter name, for `per_layer` with these. `"correlated"`, for
+            epochs: noise that takes back part of that of earlier steps (settings: `Correlated`).
         precision: what products of activations and weights are rounded to: `"float32"`,
             `"tf32"` (torch's flags decide where it is used; the CPU has none) or `"bfloat16"`
             (the model is run under autocast). Rounding is covered by a slack in the
@@ -64,7 +67,7 @@ class PrivacyOptions:
     sampling: SamplingName | Sampling = "poisson"
     batches: BatchOptions = BatchOptions()
     relation: Relation | str | None = None
-    noise: NoiseStrategy | Mapping[str, float] = "optimal"
+    noise: NoiseStrategy | Literal["correlated"] | Correlated | Mapping[str, float] = "optimal"
     precision: Precision = "float32"
     compile: bool | str = False
     input_shape: Shape | None = None

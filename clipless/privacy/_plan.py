@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clipless.accounting import Accountant, Mechanism, Relation, Sampling, epsilon
+from clipless.accounting.correlated import BandedStrategy
 from clipless.bounds import SensitivityReport
 from clipless.common import MALFORMED_ERRORS, Query, error_text
 from clipless.errors import DamagedFileError, PrivacyError
@@ -23,6 +24,7 @@ from clipless.kernels import joint_multiplier
 from clipless.privacy._noise import STRATEGIES, NoiseStrategy, noise_scales
 from clipless.privacy._precision import NO_ROUNDING, PRECISIONS, Precision, SumRounding
 from clipless.privacy._precision import arithmetic_slack as arithmetic_slack
+from clipless.privacy._schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +74,29 @@ class Plan:
     delta: float
     target_epsilon: float | None
     steps: int | None
+    strategy: BandedStrategy | None = None
+    """How noise is correlated over the steps; None where it is independent. Deviations are then
+    those of z, of which the noise of a step is a row of `C^-1 z`."""
+    strategy_error: float | None = None
+    """The error to be expected, over that of independent noise for the same epsilon and order."""
 
     def __post_init__(self) -> None:
         """Refuse a plan that means nothing."""
-        _ = self.mechanism  # checks the noise multiplier and the sampling
+        _ = self.schedule.mechanism  # checks the noise multiplier, the sampling, the strategy
         _require("delta", self.delta, least=0)
         if not 0.0 < self.delta < 1.0:
             raise ValueError(f"delta must lie strictly between 0 and 1, got {self.delta!r}")
         _require("views", self.views, whole=True, least=1)
         _require("loss_lipschitz", self.loss_lipschitz, least=0)
         _require("arithmetic_slack", self.arithmetic_slack, least=0)
+        _require("sums.slack", self.sums.slack, least=0)
+        _require("sums.uncovered", self.sums.uncovered, least=0)
         if self.target_epsilon is not None:
             _require("target_epsilon", self.target_epsilon, least=0)
         if self.steps is not None:
             _require("steps", self.steps, whole=True, least=0)
+        if self.strategy_error is not None:
+            _require("strategy_error", self.strategy_error, least=0)
         for coefficient in self.noise_coefficients or ():
             _require("noise_coefficients", coefficient, least=0)
         for name, known in (("noise", STRATEGIES), ("precision", PRECISIONS)):
@@ -97,10 +108,19 @@ class Plan:
 
     @cached_property
     def mechanism(self) -> Mechanism:
-        """The release of one step, all parameters together: what the accountant reads."""
-        return Mechanism(
-            noise_multiplier=self.noise_multiplier, sampling=self.sampling, relation=self.relation
-        )
+        """The release of one step, all parameters together: what the accountant reads.
+
+        In a fixed order it is that of one pass, for an example that counts once in it.
+        """
+        return self.schedule.mechanism
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """What is paid at which step."""
+        return Schedule(
+            sampling=self.sampling, relation=self.relation, strategy=self.strategy,
+            noise_multiplier=self.noise_multiplier,
+        )  # fmt: skip
 
     @cached_property
     def expected_batch_size(self) -> float:
@@ -141,6 +161,18 @@ class Plan:
             )
         return {p.name: d for p, d in zip(self._released, deviations, strict=True)}
 
+    def noise_gain(self, step: int | None = None) -> float:
+        """Return the deviation of a step's noise over `noise_deviations`; by default, of all steps.
+
+        It is 1 for independent noise. Noise that takes back earlier noise is larger in each step.
+        """
+        if self.strategy is None:
+            return 1.0
+        gains = self.strategy.gains
+        if step is None or step >= len(gains):
+            return float((gains @ gains / len(gains)) ** 0.5)
+        return float(gains[step])
+
     @cached_property
     def releases(self) -> tuple[Query, ...]:
         """What one step releases, in the order of its parameters and then its counts."""
@@ -162,7 +194,7 @@ class Plan:
         if count is None:
             return math.inf
         chosen = self.delta if delta is None else delta
-        return epsilon([(self.mechanism, count)], chosen, accountant=self.accountant)
+        return epsilon(self.schedule.cost(0, count), chosen, accountant=self.accountant)
 
     def with_bounds(self, report: SensitivityReport) -> Plan:
         """Return the plan with the gradient bounds of a new sensitivity report."""
@@ -181,6 +213,10 @@ class Plan:
         data["parameters"] = [asdict(p) for p in self.parameters]
         data["queries"] = [asdict(p) for p in self.queries]
         data["sums"] = asdict(self.sums)
+        if self.strategy is None:
+            del data["strategy"], data["strategy_error"]
+        else:
+            data["strategy"] = self.strategy.to_dict()
         return data
 
     @classmethod
@@ -191,13 +227,14 @@ class Plan:
         exact sums, sums of which nothing is known.
         """
         expected = {field.name for field in fields(cls)}
-        data = {"views": 1, "precision": "float32", "sums": {}, **data}
+        independent = {"strategy": None, "strategy_error": None}
+        data = {"views": 1, "precision": "float32", "sums": {}, **independent, **data}
         if set(data) != expected:
             raise ValueError(f"a plan has the fields {sorted(expected)}, got {sorted(data)}")
         mechanism = Mechanism.from_dict(
             {key: data[key] for key in ("noise_multiplier", "sampling", "relation")}
         )
-        coefficients = data["noise_coefficients"]
+        coefficients, strategy = data["noise_coefficients"], data["strategy"]
         return cls(
             **{
                 **data,
@@ -207,6 +244,7 @@ class Plan:
                 "parameters": tuple(ParameterPlan(**p) for p in data["parameters"]),
                 "queries": tuple(ParameterPlan(**p) for p in data["queries"]),
                 "sums": SumRounding(**data["sums"]),
+                "strategy": None if strategy is None else BandedStrategy.from_dict(strategy),
             }
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -13,13 +13,14 @@ from torch.utils.data import DataLoader
 
 from clipless.accounting import (
     Accountant,
+    FixedOrder,
     LargeDelta,
     Relation,
     RenyiFilter,
+    Sampling,
     chosen_delta,
     epsilon,
     meter_accountant,
-    noise_multiplier_for,
 )
 from clipless.bounds import SensitivityReport, Shape, sensitivity, unwrap_module
 from clipless.common import not_set_error
@@ -27,6 +28,7 @@ from clipless.distributed import is_sharded, rank_and_size
 from clipless.errors import PrivacyError
 from clipless.ledger import Ledger, accountant_of, delta_of
 from clipless.losses import Loss
+from clipless.privacy._correlated_options import correlated_options
 from clipless.privacy._defaults import (
     example_shape,
     named_sampling,
@@ -40,12 +42,14 @@ from clipless.privacy._plan import Plan, planned_parameters
 from clipless.privacy._precision import arithmetic_slack, sum_rounding
 from clipless.privacy._quantile_thresholds import planned_queries
 from clipless.privacy._resume import plan_to_resume, require_same_plan
+from clipless.privacy._schedule import Schedule
 from clipless.privacy.enforced._options import enforced_bounds
 from clipless.privacy.enforced._report import EnforcedReport
 from clipless.privacy.enforced._start import enforced_plan, thresholds_of
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.sampling._samplers import largest_sample
+from clipless.privacy.sampling._streams import epochs_of, is_stream
 from clipless.privacy.sampling._wrapping import check_wrappable
 from clipless.privacy.step._checks import check_criterion
 
@@ -84,7 +88,7 @@ def prepare(
     shape: Shape = ()
     if settings is None:
         given = options.input_shape
-        shape = given if given is not None else example_shape(loader.dataset)
+        shape = given if given is not None else _example_shape(loader)
     report = (
         sensitivity(module, loss=criterion, input_shape=shape)
         if settings is None
@@ -94,6 +98,11 @@ def prepare(
     relation = relation_for(options.relation, loader.sampling)
     size = loader.sampling.dataset_size
     begun = plan_to_resume(resume_from)
+    if begun is None and isinstance(loader.sampling, FixedOrder) and loader.next_step:
+        raise PrivacyError(
+            "this loader has begun a pass for another run: make a new one, whose passes begin with "
+            "the first example"
+        )
     target_delta = goal.target_delta
     if target_delta is None and begun is not None:
         target_delta = LargeDelta(begun.delta)  # was agreed on when the run began
@@ -101,6 +110,14 @@ def prepare(
     steps = options.steps
     if options.epochs is not None:
         steps = round(options.epochs * loader.steps_per_epoch)
+    correlated = correlated_options(options.noise)
+    strategy, strategy_error = None, None
+    if correlated is not None:
+        if begun is not None and begun.strategy is not None:  # what a search finds may differ
+            strategy, strategy_error = begun.strategy, begun.strategy_error
+        else:
+            strategy, error = correlated.chosen(optimizer, loader.sampling, steps=steps)
+            strategy_error = None if strategy is None else error
 
     def declare() -> RenyiFilter | None:
         if accountant != "filter":
@@ -109,7 +126,8 @@ def prepare(
             raise PrivacyError("accountant='filter' declares a budget: give target_epsilon")
         return RenyiFilter.for_run(
             epsilon=goal.target_epsilon, delta=delta, sampling=loader.sampling,
-            relation=relation, steps=steps, noise_multiplier=goal.noise_multiplier,
+            relation=relation, steps=_releases(loader.sampling, steps),
+            noise_multiplier=goal.noise_multiplier,
         )  # fmt: skip
 
     ledger = open_ledger(size, relation, declare)
@@ -125,14 +143,18 @@ def prepare(
             raise not_set_error("target epsilon")
         if steps is None:
             raise not_set_error("steps")
-        noise_multiplier = noise_multiplier_for(
+        unit = Schedule(
+            sampling=loader.sampling, relation=relation, strategy=strategy, noise_multiplier=1.0
+        )
+        noise_multiplier = unit.fitted(
             target_epsilon=goal.target_epsilon, target_delta=delta, steps=steps,
-            sampling=loader.sampling, relation=relation, accountant=meter_accountant(accountant),
-            history=ledger.history(),
-        )  # fmt: skip
+            accountant=meter_accountant(accountant), history=ledger.history(),
+        ).noise_multiplier  # fmt: skip
     given_noise = options.noise
-    strategy: NoiseStrategy = "per_layer" if isinstance(given_noise, Mapping) else given_noise
     weights = given_noise if isinstance(given_noise, Mapping) else None
+    scales: NoiseStrategy = "per_layer"
+    if weights is None:
+        scales = cast("NoiseStrategy", options.noise) if correlated is None else correlated.scales
     sums = sum_rounding(
         report,
         rows=largest_sample(loader.sampling) * loader.views,
@@ -140,13 +162,13 @@ def prepare(
         device=next(module.parameters()).device.type,
         sharded=is_sharded(unwrap_module(module)),
     )
-    if settings is not None and settings.follows and strategy == "per_layer" and weights is None:
+    if settings is not None and settings.follows and scales == "per_layer" and weights is None:
         weights = dict.fromkeys(report.gradient_bounds, 1.0)  # counts then get a small part
     plan = Plan(
         sampling=loader.sampling,
         relation=relation,
         noise_multiplier=float(noise_multiplier),
-        noise=strategy,
+        noise=scales,
         noise_coefficients=noise_coefficients(weights, report),
         parameters=planned_parameters(report),
         queries=planned_queries(unwrap_module(module), report),
@@ -162,6 +184,8 @@ def prepare(
         delta=delta,
         target_epsilon=goal.target_epsilon,
         steps=steps,
+        strategy=strategy,
+        strategy_error=strategy_error,
     )
     if isinstance(report, EnforcedReport):
         plan = thresholds_of(unwrap_module(module), report, plan).applied(plan)
@@ -198,13 +222,41 @@ def _private_loader(
                 "Leave rank and world_size out, and make it after init_process_group."
             )
         return data_loader
-    batch_size = check_wrappable(data_loader)
-    size = len(data_loader.dataset)  # type: ignore[arg-type]
-    if isinstance(sampling, str):
-        sampling = named_sampling(sampling, size, batch_size)
+    if sampling == "epochs":
+        sampling = epochs_of(data_loader)
+    if not (isinstance(sampling, FixedOrder) and is_stream(data_loader)):
+        batch_size = check_wrappable(data_loader)
+        size = len(data_loader.dataset)  # type: ignore[arg-type]
+        if isinstance(sampling, str):
+            sampling = named_sampling(sampling, size, batch_size)
     if batches.pad is None:
-        batches = replace(batches, pad=bool(options.compile))
+        # Batches of a fixed order have one size, but for the last of a pass.
+        whole = isinstance(sampling, FixedOrder) and (
+            is_stream(data_loader)
+            or sampling.drop_last
+            or not sampling.dataset_size % sampling.batch_size
+        )
+        batches = replace(batches, pad=bool(options.compile) and not whole)
     return PrivateLoader(data_loader, sampling=sampling, batches=batches, insecure_seed=seed)
+
+
+def _example_shape(loader: PrivateLoader) -> Shape:
+    """Return the shape of an example; of a stream, in the first batch."""
+    if not is_stream(loader.dataset):
+        return example_shape(loader.dataset)
+    batch = loader.first_batch()
+    first = batch[0] if isinstance(batch, tuple | list) else batch
+    if not isinstance(first, torch.Tensor):
+        raise PrivacyError("the shape of an example cannot be told from the stream: pass "
+                           "PrivacyOptions(input_shape=...)")  # fmt: skip
+    return tuple(first.shape[1:])
+
+
+def _releases(sampling: Sampling, steps: int | None) -> int | None:
+    """Return how many releases so many steps are: a pass in a fixed order is one."""
+    if steps is None or not isinstance(sampling, FixedOrder):
+        return steps
+    return -(-steps // sampling.steps_per_pass)
 
 
 def _warn_of_unused(report: SensitivityReport) -> None:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clipless.accounting import (
+    FixedOrder,
     FixedSizeSampling,
     PoissonSampling,
     Relation,
     Sampling,
     filter_of_name,
 )
+from clipless.privacy._correlated_options import describe_correlation
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -153,6 +155,8 @@ def plan_table(plan: Plan) -> Table:
         "precision": plan.precision,
         "arithmetic slack": f"{plan.arithmetic_slack:.3g} (in the sensitivities)",
     }
+    if plan.strategy is not None:
+        rows["correlated noise"] = describe_correlation(plan.strategy, plan.strategy_error)
     if plan.views > 1:
         rows["augmentation"] = f"{plan.views} views of every example, averaged"
     for name, value in rows.items():
@@ -203,6 +207,9 @@ def describe_sampling(sampling: Sampling) -> str:
         return f"Poisson, {batch:g} of {size} expected (rate {sampling.rate:.4g}){cut}"
     if isinstance(sampling, FixedSizeSampling):
         return f"{batch:g} of {size} without replacement, anew for every step"
+    if isinstance(sampling, FixedOrder):
+        left = " (what is left over is not used)" if sampling.drop_last else ""
+        return f"{batch:g} of {size} in one order, {sampling.steps_per_pass} steps a pass{left}"
     return f"all {size} examples in every step"
 
 

@@ -8,8 +8,7 @@ from typing import Any
 from clipless.accounting import Mechanism
 from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.errors import PrivacyError
-from clipless.kernels import STATE_NAME
-from clipless.privacy._noise import noise_names
+from clipless.privacy._noise import key_names, noise_names
 from clipless.privacy._plan import Plan
 from clipless.privacy.sampling._samplers import IndexSampler
 from clipless.privacy.step._session import TrainingSession
@@ -65,6 +64,7 @@ def run_state(
         "thresholds": dict(first_thresholds),
         "noise_multiplier": session.plan.noise_multiplier,
         "steps_taken": session.steps_taken,
+        "first": session._book.first,
         "sampler": session.loader.state_dict(),
         "noise": noise,
         "insecure_noise": session.noise.insecure,
@@ -100,15 +100,18 @@ def _load_noise(session: TrainingSession, state: Mapping[str, Any]) -> None:
     expected = noise_names(
         [group.noise_prefix(rank) for rank in range(group.processes.size)]
     )  # fmt: skip
-    if expected != set(saved):
+    keys = key_names(saved)
+    if expected != keys:
         raise PrivacyError(
-            f"the noise of the saved run is that of {len(saved)} process(es), or of an earlier "
+            f"the noise of the saved run is that of {len(keys)} process(es), or of an earlier "
             f"version ({', '.join(sorted(saved))}), and would now be drawn as "
             f"{', '.join(sorted(expected))}: it cannot be repeated. Resume with the same number of "
             "processes, or with replay=False, which goes on with fresh noise."
         )
     own = group.noise_prefix(group.processes.rank)
-    session.noise.load_state_dict({STATE_NAME: saved[own + STATE_NAME]})
+    session.noise.load_state_dict(
+        {name.removeprefix(own): each for name, each in saved.items() if name.startswith(own)}
+    )
 
 
 def _was_insecure(state: Mapping[str, Any]) -> bool:

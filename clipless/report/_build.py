@@ -66,7 +66,7 @@ def build(run_dir: str | os.PathLike[str]) -> RunReport:
     spent: Spending | None = None
     if text is not None and found is not None:
         spent = _spent(found, plan, done, text)
-        done += _traces(text, found, facts, metrics)
+        done += _traces(text, found, plan, facts, metrics)
     outcome = _without_format(files.json(RunFile.RESULT))
     configuration = _without_format(files.json(RunFile.CONFIG))
     if spent is not None and outcome is not None:
@@ -168,6 +168,7 @@ def _spent(found: Timeline, plan: Plan, done: list[Check], text: LedgerText) -> 
 def _traces(
     text: LedgerText,
     found: Timeline,
+    plan: Plan,
     facts: CheckpointFacts | None,
     metrics: list[dict[str, Any]] | None,
 ) -> list[Check]:
@@ -176,7 +177,7 @@ def _traces(
     steps = [line.get("step") for line in metrics or ()]
     seen[RunFile.METRICS] = max((step for step in steps if isinstance(step, int)), default=0)
     where = max(seen, key=lambda name: seen[name])
-    done = [nothing_lost(found, seen[where], where)] if seen[where] else []
+    done = [nothing_lost(found, plan, seen[where], where)] if seen[where] else []
     return done if facts is None else [*done, same_ledger(text, facts)]
 
 

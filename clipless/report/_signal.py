@@ -74,7 +74,7 @@ class SignalCallback(Callback):
         self._forget()
         self._parameters = dict(trainer.engine.session.model.named_parameters())
         # Registered after the engine's own hook, so that it finds the gradients with their noise.
-        hook = SessionHook(trainer.optimizer, lambda *_: self._add(trainer.engine.plan))
+        hook = SessionHook(trainer.optimizer, lambda *_: self._add(trainer))
         self._handle = trainer.optimizer.register_step_pre_hook(hook)
 
     def on_epoch_end(self, trainer: Trainer) -> None:
@@ -99,8 +99,9 @@ class SignalCallback(Callback):
         self._energies = self._noise = torch.zeros((), dtype=torch.float64)
 
     @torch.no_grad()
-    def _add(self, plan: Plan) -> None:
+    def _add(self, trainer: Trainer) -> None:
         """Take in one step, without reading anything back from the device."""
+        plan = trainer.engine.plan
         gradients = [self._parameters[each.name].grad for each in plan.parameters]
         norms = [
             torch.linalg.vector_norm(each, dtype=torch.float64)
@@ -115,7 +116,8 @@ class SignalCallback(Callback):
                 [each.size * deviations[each.name] ** 2 for each in plan.parameters],
                 dtype=torch.float64,
             )
-        self._energies, self._noise = self._energies + energies, self._noise + self._step_noise
+        noise = self._step_noise * plan.noise_gain(trainer.step) ** 2
+        self._energies, self._noise = self._energies + energies, self._noise + noise
         self._steps += 1
 
     def _summary(self) -> list[dict[str, Any]]:

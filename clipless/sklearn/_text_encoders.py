@@ -143,7 +143,8 @@ class FolderEncoder:
                 library = importlib.import_module("transformers")
             except ImportError as error:
                 raise ImportError(
-                    "a model in a folder needs the transformers library: pip install transformers"
+                    "a model in a folder needs the transformers library: "
+                    "pip install 'clipless[transformers]'"
                 ) from error
             place = str(self._folder)
             options = {"local_files_only": True, "trust_remote_code": False}

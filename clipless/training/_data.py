@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,35 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from clipless.privacy import PrivateLoader, check_wrappable
+from clipless.privacy import (
+    FixedOrder,
+    PrivateLoader,
+    Sampling,
+    SamplingName,
+    check_wrappable,
+    epochs_of,
+)
 
 _EVALUATION_BATCH = 1024
 
 
-def training_loader(data: Any, batch_size: int | None) -> DataLoader[Any]:
-    """Return a loader whose batch size is the expected batch size of private training."""
+def training_loader(
+    data: Any, batch_size: int | None, sampling: Sampling | str = "poisson"
+) -> DataLoader[Any]:
+    """Return a loader whose batch size is the expected batch size of private training.
+
+    A stream is read as it is, for which `sampling` must be a `FixedOrder`.
+    """
+    if isinstance(sampling, FixedOrder):
+        if batch_size not in (None, sampling.batch_size):
+            raise ValueError(
+                f"batch_size={batch_size}, but sampling has {sampling.batch_size}: give one"
+            )
+        batch_size = sampling.batch_size
+        if isinstance(data, IterableDataset):
+            return DataLoader(data, batch_size=batch_size, drop_last=sampling.drop_last)
+        if isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset):
+            return data
     if isinstance(data, DataLoader):
         if batch_size not in (None, data.batch_size):
             raise ValueError(
@@ -29,6 +52,15 @@ def training_loader(data: Any, batch_size: int | None) -> DataLoader[Any]:
     loader = DataLoader(_dataset(data), batch_size=batch_size)
     check_wrappable(loader)
     return loader
+
+
+def fixed_order(
+    data: Any, loader: DataLoader[Any], sampling: Sampling | SamplingName
+) -> Sampling | SamplingName:
+    """Return the sampling of a trainer: epochs of data that are in no order are shuffled once."""
+    if sampling != "epochs" or isinstance(data, DataLoader):
+        return sampling
+    return replace(epochs_of(loader), shuffle_seed=0)
 
 
 def evaluation_batches(data: Any) -> Iterator[Any]:
@@ -69,7 +101,7 @@ def _dataset(data: Any) -> Dataset[Any]:
         raise TypeError(
             f"{type(data).__name__} is a stream: examples can only be drawn independently from a "
             "data set with a length and an index. Use a map-style Dataset, or read the stream "
-            "into tensors."
+            "in its own order: PrivacyOptions(sampling=FixedOrder(dataset_size=, batch_size=))."
         )
     if isinstance(data, PrivateLoader):
         raise TypeError("a PrivateLoader draws at random: give the data set that it reads")

@@ -24,6 +24,7 @@ from clipless.distributed import (
     processes_present,
 )
 from clipless.errors import BudgetExhaustedError
+from clipless.privacy import FixedOrder, key_names
 from clipless.training._callbacks import Callback, MetricsWriter
 from clipless.training._data import pair
 from clipless.training._interrupt import Interrupt, deferred_interrupts
@@ -97,7 +98,7 @@ class Fit:
         trainer._reset(None if folder is None else folder.ledger)
         description = describe(
             trainer.model,
-            dataset_size=len(self._data.dataset),  # type: ignore[arg-type]
+            dataset_size=self._dataset_size,
             optimizer=trainer.optimizer,
             scheduler=trainer._schedule_name,
             average=trainer.average,
@@ -119,9 +120,16 @@ class Fit:
             self._save()
 
     def _can_replay(self, saved: SavedRun) -> bool:
-        return set(saved.state["engine"]["noise"]) == noise_places(
+        return key_names(saved.state["engine"]["noise"]) == noise_places(
             self._trainer.model, self._processes
         )
+
+    @property
+    def _dataset_size(self) -> int:
+        sampling = self._trainer._sampling
+        if isinstance(sampling, FixedOrder):  # of a stream, which has no length
+            return sampling.dataset_size
+        return len(self._data.dataset)  # type: ignore[arg-type]
 
     def _make_private(self, saved: SavedRun | None, replay: bool) -> None:
         """Make the run private; a saved one with the weights it had."""

@@ -6,9 +6,11 @@ import math
 import warnings
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
+from clipless.accounting.correlated import error_by_step
 from clipless.distributed import processes_present
 from clipless.losses import Loss
 from clipless.privacy import Plan
@@ -72,7 +74,12 @@ def signal_over_noise(plan: Plan, typical: dict[str, float]) -> float:
         for each in plan.parameters
         if each.name in typical and deviations[each.name] > 0
     ]
-    return math.hypot(*shares) * math.sqrt(plan.steps or 1) if shares else math.inf
+    steps = plan.steps or 1
+    if plan.strategy is None:
+        spread = math.sqrt(steps)
+    else:  # of the sum of all steps' noise
+        spread = error_by_step(numpy.ones((1, plan.strategy.steps)), plan.strategy).item()
+    return math.hypot(*shares) * steps / spread if shares else math.inf
 
 
 def warn_of_little_signal(plan: Plan, typical: dict[str, float]) -> None:

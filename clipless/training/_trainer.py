@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from clipless.common import names_moved_arguments, not_set_error
 from clipless.distributed import rank_and_size, reshard
@@ -21,16 +21,24 @@ from clipless.losses import Loss
 from clipless.privacy import (
     BoundsChoice,
     EnforcedBounds,
+    FixedOrder,
     Ledger,
     PrivacyEngine,
     PrivacyOptions,
     PrivacyReport,
     PrivateLoader,
+    epochs_of,
     example_shape,
     merge_arguments,
+    planned_for,
 )
 from clipless.training._averaging import WeightAverage
-from clipless.training._data import evaluation_batches, inputs_of, training_loader
+from clipless.training._data import (
+    evaluation_batches,
+    fixed_order,
+    inputs_of,
+    training_loader,
+)
 from clipless.training._fit import Fit
 from clipless.training._layer_adam import LayerAdam
 from clipless.training._metrics import FitResult, RunningMetrics, StopReason, evaluate
@@ -138,6 +146,7 @@ class Trainer:
         self._target_epsilon, self._noise_multiplier = target_epsilon, noise_multiplier
         self._optimizer_at_first = copy.deepcopy(self.optimizer.state_dict())
         self._running = RunningMetrics()
+        self._sampling = self._options.sampling
 
     def fit(self, train_data: Any, validation_data: Any = None) -> FitResult:
         """Train on a tuple of tensors or arrays, a `Dataset` or `DataLoader` of inputs and targets.
@@ -145,7 +154,8 @@ class Trainer:
         Validation data of the same kinds are evaluated after every epoch, with the averaged
         weights if there are any, and at the end with both. They are not private.
         """
-        loader = training_loader(train_data, self._batch_size)
+        loader = training_loader(train_data, self._batch_size, self._options.sampling)
+        self._sampling = fixed_order(train_data, loader, self._options.sampling)
         if isinstance(train_data, tuple | list) and len(train_data) != 2:
             raise TypeError(f"fit takes (inputs, targets), got {len(train_data)} parts")
         fit = Fit(self, loader, validation_data)
@@ -248,12 +258,16 @@ class Trainer:
             "module": self.model, "optimizer": self.optimizer, "data_loader": data,
             "criterion": self.criterion, "target_epsilon": self._target_epsilon,
             "target_delta": self._target_delta, "resume_from": state,
-            "options": replace(self._options, replay=replay and self._options.replay),
+            "options": replace(
+                self._options, replay=replay and self._options.replay, sampling=self._sampling,
+                noise=self._noise(data),
+            ),
         }  # fmt: skip
         proves = (
             state is None
             and self._options.bounds != "enforced"
             and not isinstance(self._options.bounds, EnforcedBounds)
+            and not isinstance(data.dataset, IterableDataset)
         )
         typical = None if not proves else typical_gradients(
             self.model, self.criterion, self._options.input_shape or example_shape(data.dataset)
@@ -276,6 +290,18 @@ class Trainer:
         elif callable(make):
             self.scheduler = make(self.optimizer, self.steps)
         return loader
+
+    def _noise(self, data: DataLoader[Any]) -> Any:
+        """The noise that was asked for; correlated noise is told of average and schedule."""
+        order = epochs_of(data) if self._sampling == "epochs" else self._sampling
+        rates = None
+        if isinstance(order, FixedOrder) and self._training.scheduler == "cosine":
+            epochs, steps = self._options.epochs, self._options.steps
+            steps = round((epochs or 0) * order.steps_per_pass) if steps is None else steps
+            rates = tuple(0.5 + 0.5 * math.cos(math.pi * step / steps) for step in range(steps))
+        decay = None if self.average is None else self.average.decay
+        average = decay if decay is not None and 0 <= decay < 1 else None
+        return planned_for(self._options.noise, average=average, learning_rates=rates)
 
     @staticmethod
     def _no_metrics() -> RunningMetrics:

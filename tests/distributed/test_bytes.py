@@ -66,11 +66,12 @@ def both(wrapper):
     return ordinary_bytes(), *private_bytes(wrapper)
 
 
-def test_a_step_sends_what_data_parallelism_sends_and_two_small_messages():
+def test_a_step_sends_sums_in_double_precision_weights_and_two_small_messages():
     for size, wrapper in ((2, "bare"), (2, "ddp"), (4, "ddp")):
         for ordinary, private, messages in together(both, size, wrapper):
             assert ordinary == 2 * (size - 1) * 4 * sum(p.numel() for p in cnn().parameters())
-            assert private == ordinary + 2 * (size - 1) * (MESSAGE + DIGEST)
+            sums_in_float64, weights = ordinary, ordinary / 2
+            assert private == sums_in_float64 + weights + 2 * (size - 1) * (MESSAGE + DIGEST)
             assert messages == 2
 
 

@@ -201,8 +201,10 @@ def test_kill_nine_never_undercounts(path, tmp_path, block_size):
     choose = random.Random(block_size)
     used_file = tmp_path / "used"
     used_file.touch()
-    overcounted = 0
-    for kill in range(14):
+    used = overcounted = 0
+    for kill in range(100):  # on a busy machine a process comes to little before it is killed
+        if kill >= 14 and used > 100:
+            break
         child = os.fork()
         if child == 0:
             try:

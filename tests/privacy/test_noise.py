@@ -1,6 +1,10 @@
 """Noise: the right amount on every parameter, independent, fresh; sigma shared out, not changed."""
 
+import copy
 import math
+import pickle
+import sys
+import threading
 
 import pytest
 import torch
@@ -185,3 +189,41 @@ def test_every_entry_gets_a_draw_of_its_own_in_any_layout():
     again = [torch.zeros_like(gradient) for gradient in gradients]
     noise.add_(again, queries([1.0] * len(again)))  # the same shapes, gaps closed
     assert not set(drawn.tolist()) & set(torch.cat([each.flatten() for each in again]).tolist())
+
+
+def drawn(noise):
+    value = torch.zeros(4, dtype=torch.float64)
+    noise.add_([value], [Query("a", 1.0, 1.0)])
+    return tuple(value.tolist())
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_copies_have_noise_of_their_own(copied):
+    noise = GaussianNoise()
+    assert drawn(copied(noise)) != drawn(noise)
+    insecure = GaussianNoise(insecure_seed=3)
+    other = copied(insecure)
+    assert other.insecure
+    assert drawn(other) == drawn(insecure)
+
+
+def test_threads_that_release_at_once_never_share_noise():
+    noise, found, together = GaussianNoise(), [], threading.Barrier(4)
+
+    def release():
+        together.wait()
+        found.extend(drawn(noise) for _ in range(150))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=release) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(set(found)) == len(found) == 600

@@ -1,7 +1,8 @@
 """What the site adds to the pages in `docs/` while MkDocs builds it: events of MkDocs.
 
 Generated and never committed: the reference of every public name and command, the results from
-`benchmarks/results/*.json`, the notebooks with their outputs, the pictures, the changelog.
+`benchmarks/results/*.json`, the notebooks with their outputs, the pictures, the changelog, the
+example programs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 import commands  # noqa: E402 (siblings, found by the line above)
 import notebooks  # noqa: E402
 import pictures  # noqa: E402
+import programs  # noqa: E402
 import reference  # noqa: E402
 import results  # noqa: E402
 
@@ -39,11 +41,13 @@ def on_config(config: Any) -> Any:
         ("Python", reference.pages()),
         ("Results", results.pages()),
         ("Notebooks", notebooks.pages(run=run)),
+        ("Example programs", programs.pages()),
     ):
         lists[name] = [{title: uri} for title, uri, _ in pages if uri.endswith(".md")]
         _generated.update({uri: content for _, uri, content in pages})
     _generated["reference/commands.md"] = commands.page()
-    _generated["changelog.md"] = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    _generated["changelog.md"] = changelog.replace("](docs/", "](")
     _generated.update(pictures.files())
     config.nav = _fill(config.nav, lists)
     return config
@@ -79,6 +83,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Lists as GitHub reads them, pictures for light and dark, paths outside of `docs/`."""
     up = "../" * page.file.src_uri.count("/")
     markdown = markdown.replace("](../benchmarks/results/", f"]({up}results/")
+    markdown = re.sub(r"\]\(\.\./examples/(\w+)\.py\)", rf"]({up}examples/\1.md)", markdown)
     markdown = re.sub(r"!\[([^\]]*)\]\(([\w/.-]*pictures/[\w-]+)\.svg\)", _both_schemes, markdown)
     return github_lists(markdown)
 

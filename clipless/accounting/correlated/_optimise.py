@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
+_LEAST_DIAGONAL = 2.0**-5
 LARGEST_DENSE = 600
 """Longer runs have Toeplitz strategies: a move of a search over all entries takes steps^3."""
 
@@ -85,7 +86,10 @@ def _best_table(workload: Array, bands: int, period: int | None, moves: int) -> 
     found = minimize(loss, start[inside], jac=True, method="L-BFGS-B", options={"maxiter": moves})
     matrix = np.zeros((steps, steps))
     matrix[inside] = found.x
-    return BandedStrategy.from_matrix(matrix / norms(matrix), bands=bands)
+    matrix /= norms(matrix)
+    # Steps that the optimizer hardly uses get a diagonal that rounding would make 0.
+    np.fill_diagonal(matrix, np.maximum(np.diagonal(matrix), _LEAST_DIAGONAL))
+    return BandedStrategy.from_matrix(matrix, bands=bands)
 
 
 def _best_toeplitz(workload: Array, bands: int, moves: int) -> Array:

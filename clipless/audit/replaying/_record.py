@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from clipless.accounting import FixedOrder, Mechanism
 from clipless.audit.replaying._compare import differences
 from clipless.audit.replaying._result import ReplayedQuery
 from clipless.common import Query
@@ -39,8 +40,15 @@ class Transcript:
 
     @property
     def counted(self) -> int:
-        """How many releases the ledgers have counted, or reserved."""
-        return sum(line.get("count", 0) for line in self.published.get("ledger", ()))
+        """How many releases the ledgers have counted, or reserved: of a pass, all of its steps."""
+        lines = self.published.get("ledger", ())
+        return sum(line.get("count", 0) * _steps_of(line.get("mechanism")) for line in lines)
+
+
+def _steps_of(mechanism: Mapping[str, Any] | None) -> int:
+    """Return how many releases a line of a ledger counts as one."""
+    sampling = None if mechanism is None else Mechanism.from_dict(mechanism).sampling
+    return sampling.steps_per_pass if isinstance(sampling, FixedOrder) else 1
 
 
 class Recorder:

@@ -62,13 +62,18 @@ class RowCall:
 
     def refuse(self, reason: str) -> NoReturn:
         """Refuse the model: examples would not stay apart."""
-        raise UnsupportedOperationError(f"{self.name}{_place()}: {reason}. {_ADVICE}")
+        raise advised(f"{self.name}{_place()}: {reason}")
 
 
 _ADVICE = (
     "Under differential privacy each example must be computed from that example alone: reduce, "
     "reshape and combine only the example's own axes."
 )
+
+
+def advised(reason: str) -> UnsupportedOperationError:
+    """Return the refusal of a model, with what it should do instead."""
+    return UnsupportedOperationError(f"{reason}. {_ADVICE}")
 
 
 def _place() -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from clipless.bounds.rows._escapes import NoEscapes, refuse_rewriting_of_activations
 from clipless.bounds.rows._layout import Rows
 from clipless.bounds.rows._rule import Layout, RowCall, find_row_rule
 from clipless.errors import UnsupportedOperationError
@@ -50,6 +51,18 @@ class RowTrace(TorchDispatchMode):
             )
         return known
 
+    def carries(self, tensor: Tensor) -> bool:
+        """Whether a tensor depends on examples, or lies where examples were written."""
+        if type(tensor) not in (Tensor, torch.nn.Parameter):
+            return True  # who knows
+        return id(tensor) in self._layouts or bool(
+            tensor.numel() and _memory(tensor) in self._carrying
+        )
+
+    def refuse(self, error: UnsupportedOperationError) -> None:
+        """Note why the model is refused, whatever becomes of the error."""
+        self.refusal = self.refusal or error
+
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -57,10 +70,11 @@ class RowTrace(TorchDispatchMode):
         try:
             return self._follow_operator(function, args, kwargs or {})
         except UnsupportedOperationError as error:
-            self.refusal = self.refusal or error
+            self.refuse(error)
             raise
 
     def _follow_operator(self, function: Any, args: Any, kwargs: Any) -> Any:
+        refuse_rewriting_of_activations()
         output = function(*args, **kwargs)
         call = RowCall(str(function.overloadpacket), args, kwargs, output, self.batch, self.rows)
         if all(self.rows(each) is None for each in call.tensors()):
@@ -100,7 +114,7 @@ def trace_rows(run: Callable[[], Any], inputs: Iterable[Tensor], trace: RowTrace
     """
     trace.follow(inputs)
     try:
-        with torch.enable_grad(), trace:
+        with torch.enable_grad(), NoEscapes(trace.carries, trace.refuse), trace:
             output = run()
     except Exception as error:
         if trace.refusal is None or trace.refusal is error:
@@ -150,4 +164,5 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    with torch._C.DisableTorchFunction():  # `NoEscapes` is for the model's own code
+        return tensor.untyped_storage().data_ptr()

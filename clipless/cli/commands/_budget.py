@@ -20,6 +20,7 @@ class SamplingKind(StrEnum):
     POISSON = "poisson"
     FIXED_SIZE = "fixed_size"
     FULL_BATCH = "full_batch"
+    EPOCHS = "epochs"
 
 
 class AccountantKind(StrEnum):

@@ -2,14 +2,14 @@
 
 A weight that is used on T positions has the gradient `sum_t g_t x_t^T`. Its norm is exactly
 `sqrt(sum_{s,t} (g_s . g_t)(x_s . x_t))`, and at most `sum_t ||g_t|| ||x_t||`. The first needs two
-products of T x T entries, or the gradient itself, one example after the other; both round, and what
-rounding may hide is added: an entry of a product of n terms is off by at most `n u` times the sum
-of their magnitudes (u half the spacing at one), for whatever order the terms are added in.
+products of T x T entries, which round, and what rounding may hide is added: an entry of a product
+of n terms is off by at most `n u` times the sum of their magnitudes (u half the spacing at one),
+for whatever order the terms are added in. (Or the gradient itself, one example after the other:
+`_sums`.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from clipless.kernels._bounded_gradients import _factors, example_norm
 from clipless.kernels._exceedance import ExceedanceCount
 from clipless.kernels._weight_sums import row_sum, rows_scaled
 
-_CHUNK = 1 << 23
+CHUNK = 1 << 23
 """So many entries of the examples' own gradients, or patches, are formed at a time."""
 
 
@@ -34,46 +34,43 @@ class Threshold:
 
     def factors(self, bounds: Tensor) -> Tensor:
         """Return `min(1, limit / bound)` for every example; 0 where the bound is not finite."""
+        self.counted(bounds)
+        return self.factors_of_some(bounds)
+
+    def counted(self, bounds: Tensor) -> None:
+        """Count the examples of a batch that are above the threshold."""
         if self.count is not None:
             # What is not finite is above every threshold.
             self.count.add(~(bounds <= self.limit))
-        if self.only_counted:
-            return torch.zeros_like(bounds)
-        return _factors(bounds, self.limit)
+
+    def factors_of_some(self, bounds: Tensor) -> Tensor:
+        """Return the factors of a part of a batch, without counting."""
+        return torch.zeros_like(bounds) if self.only_counted else _factors(bounds, self.limit)
 
     def row_sum(self, rows: Tensor) -> Tensor:
         """Add up the examples' own gradients, (batch, *shape), each scaled to the limit."""
         return row_sum(rows_scaled(rows, self.factors(example_norm(rows))))
 
 
-def product_norms(cotangent: Tensor, x: Tensor, *, exact: bool | None) -> Tensor:
-    """Return upper bounds of `||sum_t g_t x_t^T||` for every example, (batch,).
-
-    Takes (batch, T, out) and (batch, T, in). `exact`: to within rounding; with False, the sum of
-    the positions' own norms. By default exact: that never costs more than the weight's gradient.
-    """
+def upper_norms(cotangent: Tensor, x: Tensor) -> Tensor:
+    """Return `sum_t ||g_t|| ||x_t||` for every example, (batch,), from (batch, T, ...)."""
     position_norms = _position_norms(cotangent) * _position_norms(x)
-    upper = position_norms.sum(dim=1) * (1 + x.shape[1] * _unit(x))
-    positions, outputs, inputs = x.shape[1], cotangent.shape[2], x.shape[2]
-    if positions == 1 or exact is False:
-        return upper
+    return position_norms.sum(dim=1) * (1 + x.shape[1] * _unit(x))
+
+
+def gram_norms(cotangent: Tensor, x: Tensor) -> Tensor:
+    """Return upper bounds of `||sum_t g_t x_t^T||` for every example, (batch,), by inner products.
+
+    Never below `sqrt(n u) sum_t ||g_t|| ||x_t||`, n the length of a position, u half the spacing.
+    """
+    upper = upper_norms(cotangent, x)
     # Of norm one each: their products neither overflow nor vanish.
     own = [_normalised(each) for each in (cotangent, x)]
-    if positions * (outputs + inputs) <= outputs * inputs:
-        found, terms = _by_gram(*own), outputs + inputs + 4
-        relative = (found + terms * _unit(x)).sqrt()
-    else:
-        relative = _by_examples(*own) + (positions + 4) * _unit(x)
+    terms = cotangent.shape[2] + x.shape[2] + 4
+    relative = (_squares(*own) + terms * _unit(x)).sqrt()
     scale = example_norm(cotangent) * example_norm(x)
     # An upper bound that is not finite stays one: such an example is left out.
     return torch.where(upper.isfinite(), torch.minimum(upper, relative * scale), upper)
-
-
-def chunked(norms: Callable[[slice], Tensor], x: Tensor, entries: int) -> Tensor:
-    """Return what `norms` finds for the examples of x, in parts that `entries` each fit into."""
-    size = max(1, _CHUNK // max(entries, 1))
-    parts = [norms(slice(begin, begin + size)) for begin in range(0, x.shape[0], size)]
-    return torch.cat(parts) if parts else x.new_zeros(0)
 
 
 def _unit(x: Tensor) -> float:
@@ -92,22 +89,14 @@ def _normalised(x: Tensor) -> Tensor:
     return x * torch.where(usable, 1 / torch.where(usable, norms, 1.0), 0.0).view(-1, 1, 1)
 
 
-def _by_gram(cotangent: Tensor, x: Tensor) -> Tensor:
-    """The squares of the norms, by the inner products of positions; at least 0."""
+def _squares(cotangent: Tensor, x: Tensor) -> Tensor:
+    """The squares of the norms, at least 0."""
     positions = x.shape[1]
-
-    def squares(part: slice) -> Tensor:
-        outputs, inputs = cotangent[part], x[part]
-        products = (outputs @ outputs.mT).mul_(inputs @ inputs.mT)
-        return products.sum(dim=(1, 2), dtype=torch.float64).to(x.dtype).clamp_(min=0.0)
-
-    return chunked(squares, x, 2 * positions * positions)
-
-
-def _by_examples(cotangent: Tensor, x: Tensor) -> Tensor:
-    """The norms of the examples' own gradients, which are formed some at a time, and dropped."""
-    return chunked(
-        lambda part: example_norm(cotangent[part].mT @ x[part]),
-        x,
-        cotangent.shape[2] * x.shape[2],
-    )
+    found = []
+    for rows, columns in zip(
+        cotangent.split(size := max(1, CHUNK // (2 * positions * positions))), x.split(size),
+        strict=True,
+    ):  # fmt: skip
+        products = (rows @ rows.mT).mul_(columns @ columns.mT)
+        found.append(products.sum(dim=(1, 2), dtype=torch.float64).to(x.dtype).clamp_(min=0.0))
+    return torch.cat(found) if found else x.new_zeros(0)

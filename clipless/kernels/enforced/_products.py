@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from clipless.kernels._bounded_gradients import example_norm
 from clipless.kernels._weight_sums import ConvolutionGeometry, convolution_weight, linear_weight
-from clipless.kernels.enforced._norms import Threshold, chunked, product_norms
+from clipless.kernels.enforced._norms import Threshold, upper_norms
+from clipless.kernels.enforced._sums import weight_sum
 
 
 def enforced_linear(
@@ -73,8 +74,15 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[2] and of_bias is not None:
             to_bias = of_bias.row_sum(rows.sum(dim=1))
         if ctx.needs_input_grad[1] and of_weight is not None:
-            factors = of_weight.factors(product_norms(rows, columns, exact=ctx.exact))
-            to_weight = linear_weight(rows, columns, factors, in_place=False)
+            if ctx.exact is False or rows.shape[1] == 1:
+                factors = of_weight.factors(upper_norms(rows, columns))
+                to_weight = linear_weight(rows, columns, factors, in_place=False)
+            else:
+                to_weight = weight_sum(
+                    lambda part: (rows[part].unsqueeze(1), columns[part].unsqueeze(1)),
+                    rows.shape[0],
+                    of_weight,
+                )
         return to_input, to_weight, to_bias, None, None
 
 
@@ -111,11 +119,13 @@ class _Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[1] and of_kernel is not None:
             # Of a transposed convolution, the cotangent is cut into patches and x is not.
             outer, inner = (cotangent, x) if ctx.transposed is None else (x, cotangent)
-            norms = _kernel_norms(outer, inner, kernel, ctx.geometry, exact=ctx.exact)
-            factors = of_kernel.factors(norms)
-            to_kernel = convolution_weight(
-                outer, inner, factors, kernel, ctx.geometry, in_place=False
-            )
+            if ctx.exact is False:
+                factors = of_kernel.factors(_kernel_norms(outer, inner, kernel, ctx.geometry))
+                to_kernel = convolution_weight(
+                    outer, inner, factors, kernel, ctx.geometry, in_place=False
+                )
+            else:
+                to_kernel = _kernel_sum(outer, inner, kernel, ctx.geometry, of_kernel)
         return to_input, to_kernel, to_bias, None, None, None, None
 
 
@@ -125,27 +135,28 @@ def by_position(x: Tensor) -> Tensor:
 
 
 def _kernel_norms(
-    cotangent: Tensor, x: Tensor, kernel: Tensor, geometry: ConvolutionGeometry,
-    *, exact: bool | None,
-) -> Tensor:  # fmt: skip
+    cotangent: Tensor, x: Tensor, kernel: Tensor, geometry: ConvolutionGeometry
+) -> Tensor:
     """Upper bounds of the norm of the kernel's gradient, for every example."""
-    stride, _, dilation, groups = geometry
-    window = kernel.shape[2:]
-    if exact is False:
-        patches = math.prod(
-            math.ceil(k * math.gcd(s, d) / s)
-            for k, s, d in zip(window, stride, dilation, strict=True)
-        )
-        return example_norm(cotangent) * example_norm(x) * math.sqrt(patches)
+    stride, _, dilation, _ = geometry
+    patches = math.prod(
+        math.ceil(k * math.gcd(s, d) / s)
+        for k, s, d in zip(kernel.shape[2:], stride, dilation, strict=True)
+    )
+    return example_norm(cotangent) * example_norm(x) * math.sqrt(patches)
 
-    def norms(part: slice) -> Tensor:
-        columns = _patches(x[part], window, geometry)
+
+def _kernel_sum(
+    cotangent: Tensor, x: Tensor, kernel: Tensor, geometry: ConvolutionGeometry, limit: Threshold
+) -> Tensor:
+    """The kernel's gradient: that of a linear layer on patches, in each group of channels."""
+    groups = geometry[3]
+
+    def operands(part: slice) -> tuple[Tensor, Tensor]:
         rows = cotangent[part].flatten(2).unflatten(1, (groups, -1)).mT
-        found = product_norms(rows.flatten(0, 1), columns.flatten(0, 1), exact=exact)
-        return torch.linalg.vector_norm(found.view(-1, groups), dim=1)
+        return rows, _patches(x[part], kernel.shape[2:], geometry)
 
-    positions = math.prod(cotangent.shape[2:])
-    return chunked(norms, x, positions * x.shape[1] * math.prod(window))
+    return weight_sum(operands, x.shape[0], limit).view(kernel.shape)
 
 
 def _patches(x: Tensor, window: torch.Size, geometry: ConvolutionGeometry) -> Tensor:

@@ -20,8 +20,10 @@ import hashlib
 import math
 import secrets
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,13 +61,15 @@ class GaussianNoise:
     What is released is rounded to a grid and gets noise that lies on it, added as integers: the
     rounding of what the ideal mechanism releases, so that no digit tells more than its result does.
     The key comes from the operating system. After a release it is replaced by one that does not
-    lead back to it: who steals a state learns the noise to come, and none that was.
+    lead back to it: who steals a state learns the noise to come, and none that was. A copy, in
+    memory or in a file, has a key of its own, and threads that release at once get different ones.
     `insecure_seed` is for tests: the noise can be recomputed by whoever knows the seed, and what it
     is added to is not private.
     """
 
     def __init__(self, *, insecure_seed: int | None = None) -> None:
         self.insecure = insecure_seed is not None
+        self._taking = threading.Lock()
         if insecure_seed is None:
             self.renew()
         else:
@@ -82,12 +86,17 @@ class GaussianNoise:
         if len(values) != len(queries):
             raise ValueError(f"{len(queries)} queries do not describe {len(values)} values")
         deviations = _grown_deviations(tuple(queries), tuple(each.numel() for each in values))
-        key, self._key = self._key, next_key(self._key)
+        with self._taking:
+            key, self._key = self._key, next_key(self._key)
         add_grid_noise_(values, deviations, KeyStream(key))
 
     def renew(self) -> None:
         """Take a new key from the operating system."""
         self._key = secrets.token_bytes(KEY_BYTES)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy everything but the key, which would make the same noise twice."""
+        return (_copied, (self._key if self.insecure else None,))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the key of the releases to come: keep it secret. Earlier noise is not in it."""
@@ -96,6 +105,13 @@ class GaussianNoise:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue the noise where `state` was saved."""
         self._key = bytes(state[STATE_NAME].tolist())
+
+
+def _copied(insecure_key: bytes | None) -> GaussianNoise:
+    copied = GaussianNoise()
+    if insecure_key is not None:
+        copied.insecure, copied._key = True, insecure_key
+    return copied
 
 
 @functools.lru_cache(maxsize=16)

@@ -158,7 +158,7 @@ class EnforcedThresholds:
 
     def move(self, released: list[Tensor], plan: Plan) -> None:
         """Move the thresholds, given the counts with their noise."""
-        deviations = plan.noise_deviations
+        deviations, gain = plan.noise_deviations, plan.noise_gain()
         target = 1 - self._options.quantile
         for (each, unit), noisy, query in zip(self._units(), released, plan.queries, strict=True):
             scale = 1 / (unit * each.uses)
@@ -167,7 +167,7 @@ class EnforcedThresholds:
             moved = known.after(
                 float(noisy) * scale,
                 target=target,
-                deviation=math.hypot(deviations[query.name] * scale, math.sqrt(sampling)),
+                deviation=math.hypot(gain * deviations[query.name] * scale, math.sqrt(sampling)),
             )
             value = min(max(moved.value, _SMALLEST), _LARGEST, each.proved)
             self._followed[each.name] = replace(moved, value=value)

@@ -11,12 +11,13 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from clipless.accounting import PoissonSampling, Sampling
+from clipless.accounting import FixedOrder, PoissonSampling, Sampling
 from clipless.common import empty_row, names_moved_arguments, not_set_error
 from clipless.distributed import rank_and_size
 from clipless.errors import PrivacyError
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._batches import (
+    BatchSource,
     ColumnSource,
     StepSample,
     count_micro_batches,
@@ -32,6 +33,7 @@ from clipless.privacy.sampling._samplers import (
     shard,
     steps_of_one_pass,
 )
+from clipless.privacy.sampling._streams import StreamSource, check_keeps_its_order, is_stream
 from clipless.privacy.sampling._views import Views
 from clipless.privacy.sampling._wrapping import check_distinct, check_wrappable, default_sampling
 from clipless.privacy.step import _refusals as refusals
@@ -57,8 +59,9 @@ class PrivateLoader:
     are, at once); any map-style data set; or a `DataLoader`, whose data set is then read and
     collated as it does, by its workers. Only how examples are chosen changes: `shuffle` and
     `drop_last` no longer mean anything, as no sample is a remainder. Loaders that choose examples
-    in a way of their own (weighted, distributed, with replacement, streams) are refused with
-    `PrivacyError`.
+    in a way of their own (weighted, distributed, with replacement) are refused with `PrivacyError`.
+    Streams (an `IterableDataset`, a `DataLoader` over one, anything that yields batches) are read
+    as they are, for which `sampling` must be a `FixedOrder`.
     `sampling`: how each step's sample is drawn. For a `DataLoader` it defaults to Poisson sampling
     with the loader's batch size as expected batch size.
     `batches`: micro-batches, padding and augmentation. With padding every batch has `rows` rows,
@@ -106,8 +109,12 @@ class PrivateLoader:
         if micro_batch_size is not None and micro_batch_size < 1:
             raise PrivacyError(f"micro_batch_size={micro_batch_size} must be at least 1")
         reader = data if isinstance(data, DataLoader) else DataLoader(_USUAL)
-        if data is reader:
+        ordered = isinstance(sampling, FixedOrder)
+        stream = is_stream(data) if ordered else False
+        if data is reader and not stream:
             batch_size = check_wrappable(data)  # whatever the sampling: some loaders are refused
+            if ordered:
+                check_keeps_its_order(data)
             sampling = sampling or default_sampling(data, batch_size)
             data = data.dataset
         if sampling is None:
@@ -126,7 +133,7 @@ class PrivateLoader:
             largest = largest_sample(self.sampling)
             count = self._count_micro_batches(largest)
             self._micro_batch_size = math.ceil(largest / (world_size * count))
-        self.dataset = data
+        self.dataset = data.dataset if stream and data is reader else data
         self.steps_per_epoch = (
             steps_of_one_pass(self.sampling) if steps_per_epoch is None else steps_per_epoch
         )
@@ -141,6 +148,12 @@ class PrivateLoader:
         self._iteration = 0
         self._state_is_shared = world_size == 1 or insecure_seed is not None
 
+        if isinstance(sampling, FixedOrder) and stream:
+            if pad:
+                raise PrivacyError("batches of a stream are not padded: give it drop_last=True")
+            self._source: BatchSource = StreamSource(data, sampling)
+            self._check_augmentation(batches)
+            return
         read = partial(
             DataLoader,
             num_workers=reader.num_workers,
@@ -160,6 +173,9 @@ class PrivateLoader:
         )
         self._check_size()
         check_distinct(data)
+        self._check_augmentation(batches)
+
+    def _check_augmentation(self, batches: BatchOptions) -> None:
         if batches.augment is not None:
             self._views.check(self._source.first())
 

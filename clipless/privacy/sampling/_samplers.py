@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from clipless.accounting import FixedSizeSampling, FullBatch, PoissonSampling, Sampling
+from clipless.accounting import (
+    FixedOrder,
+    FixedSizeSampling,
+    FullBatch,
+    PoissonSampling,
+    Sampling,
+)
 from clipless.common import fresh_bits
 from clipless.errors import PrivacyError
 from clipless.kernels import (
@@ -22,6 +28,7 @@ from clipless.kernels import (
     random_subset,
     standard_exponential,
 )
+from clipless.privacy.sampling._order import batch_in_order
 
 _SMALLEST_RATE = 1e-10
 """Below it the spacing of float64 numbers would show in the inclusion probabilities."""
@@ -110,6 +117,8 @@ class IndexSampler:
                 drawn = random_subset(source, size, sampling.batch_size)
             case FullBatch():
                 drawn = np.arange(size)
+            case FixedOrder():
+                drawn = batch_in_order(sampling, step)
         return torch.from_numpy(drawn)
 
     def take(self, *, steps: int) -> Iterator[torch.Tensor]:
@@ -213,6 +222,8 @@ def _steps_at_once(sampling: Sampling) -> int:
             size = sampling.batch_size
         case FullBatch():
             size = sampling.dataset_size
+        case FixedOrder():
+            size = sampling.batch_size
     return max(1, min(_MOST_STEPS_AT_ONCE, int(_MOST_INDICES_AT_ONCE / max(size, 1.0))))
 
 
@@ -255,6 +266,8 @@ def largest_sample(sampling: Sampling) -> int:
             return batch_size
         case FullBatch(dataset_size=size):
             return size
+        case FixedOrder(batch_size=batch_size):
+            return batch_size
 
 
 def steps_of_one_pass(sampling: Sampling) -> int:
@@ -266,14 +279,16 @@ def steps_of_one_pass(sampling: Sampling) -> int:
             return max(1, round(size / batch_size))
         case FullBatch():
             return 1
+        case FixedOrder():
+            return sampling.steps_per_pass
 
 
 def validate_sampling(sampling: Sampling) -> None:
     """Raise `PrivacyError` unless `sampling` describes something that can be drawn exactly."""
-    if type(sampling) not in (PoissonSampling, FixedSizeSampling, FullBatch):
+    if type(sampling) not in (PoissonSampling, FixedSizeSampling, FullBatch, FixedOrder):
         raise PrivacyError(
             f"{type(sampling).__name__} is not a sampling that can be drawn and accounted for; "
-            "use PoissonSampling, FixedSizeSampling or FullBatch"
+            "use PoissonSampling, FixedSizeSampling, FullBatch or FixedOrder"
         )
     size = sampling.dataset_size
     if size < 1:
@@ -286,7 +301,10 @@ def validate_sampling(sampling: Sampling) -> None:
             )
         if sampling.max_batch_size is not None and sampling.max_batch_size < 1:
             raise PrivacyError(f"max_batch_size={sampling.max_batch_size} must be at least 1")
-    if isinstance(sampling, FixedSizeSampling) and not 1 <= sampling.batch_size <= size:
+    if (
+        isinstance(sampling, FixedSizeSampling | FixedOrder)
+        and not 1 <= sampling.batch_size <= size
+    ):
         raise PrivacyError(
             f"batch_size={sampling.batch_size} examples cannot be drawn without replacement "
             f"from a data set of {size}"

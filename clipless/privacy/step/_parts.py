@@ -27,6 +27,7 @@ from clipless.kernels import GaussianNoise
 from clipless.ledger import Ledger
 from clipless.losses import Loss
 from clipless.nn import clipping_modules
+from clipless.privacy._correlated_noise import CorrelatedNoise
 from clipless.privacy._plan import Plan, planned_parameters
 from clipless.privacy._precision import arithmetic_slack
 from clipless.privacy._quantile_thresholds import QuantileThresholds, planned_queries
@@ -57,7 +58,7 @@ class StepParts:
         criterion: Loss,
         plan: Plan,
         ledger: Ledger,
-        noise: GaussianNoise,
+        noise: GaussianNoise | CorrelatedNoise,
         input_shape: Shape,
         report: SensitivityReport,
         projection: bool,

@@ -26,6 +26,14 @@ def several_batches_drawn() -> PrivacyError:
     )
 
 
+def noise_of_a_pass() -> PrivacyError:
+    """Noise is changed while passes are paid for as they were planned."""
+    return PrivacyError(
+        "the noise of epochs in a fixed order stays as it was planned: a pass is paid for at its "
+        "first step, and correlated noise is of one amount. Begin another run for other noise"
+    )
+
+
 def noise_chosen_after_looking() -> PrivacyError:
     """The noise was changed after something was released."""
     return PrivacyError(

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from clipless.accounting import History
 from clipless.bounds import ModelSnapshot
 from clipless.distributed import without_sharding
 from clipless.errors import BudgetExhaustedError, PrivacyError
@@ -70,10 +71,16 @@ class TrainingSession(PrivateStep):
     def allows_step(self) -> bool:
         """Whether the budget has room for one more step."""
         try:
-            self._book.require_budget(self.plan.mechanism)
+            self._book.require_budget(self.plan, self._book.last_step + 1)
         except BudgetExhaustedError:
             return self.outcomes.left > 0  # steps that are repeated are paid for
         return True
+
+    def cost_of_further(self, steps: int) -> History:
+        """Return what so many more steps will cost; those that are repeated are paid for."""
+        begin = self._book.last_step + 1
+        paid = begin + self.outcomes.left
+        return self.plan.schedule.cost(paid, begin + steps, first=self._book.first)
 
     def end(self, reason: str) -> None:
         """Train no more. The hooks stay where they are, and refuse."""
@@ -171,6 +178,8 @@ class TrainingSession(PrivateStep):
         if not self._projection and noise_multiplier != 0:
             raise PrivacyError("without projection there are no bounds to scale noise by")
         changed = noise_multiplier != self.plan.noise_multiplier
+        if changed and self.plan.schedule.period > 1 and self.ledger.releases:
+            raise refusals.noise_of_a_pass()
         if changed and self.ledger.filter is None and self.ledger.releases:
             raise refusals.noise_chosen_after_looking()
         self.plan = replace(self.plan, noise_multiplier=float(noise_multiplier))

@@ -62,7 +62,7 @@ class PrivateStep(StepParts):
             raise refusals.no_batch_drawn()
         begun = self._book.last_step if self._book.progress is None else self._book.progress.step
         if sample.weights is not None and sample.step > begun + 1:
-            self._book.count_skipped(sample.step - self._book.last_step, self.plan.mechanism)
+            self._book.count_skipped(sample.step - self._book.last_step, self.plan)
             self._book.progress = None
             raise refusals.several_batches_drawn()
         drawn = sample.step < self.loader.next_step  # and not set by hand as the current one

@@ -74,11 +74,14 @@ def _same_steps(found: Timeline, plan: Plan) -> Check:
     """Every step that counts is one of the plan; other noise is accounted for, but named."""
     name = "The steps are those of the plan"
     steps = [block for block in found.blocks if block.is_step]
-    others = [block for block in steps if block.mechanism != plan.mechanism]
+    schedule = plan.schedule
+    expected = schedule.planned(plan.steps)
+    others = [block for block in steps if block.mechanism not in expected]
+    unit = "steps" if schedule.period == 1 else f"passes of {schedule.period} steps"
     if not others:
-        planned = plan.epsilon(steps=found.steps)
+        planned = plan.epsilon(steps=found.steps * schedule.period)
         detail = (
-            f"{found.steps} steps count, each as planned; by the plan they cost {upper(planned)}."
+            f"{found.steps} {unit} count, each as planned; by the plan they cost {upper(planned)}."
         )
         return Check(name=name, state="passed", detail=detail)
     count = sum(block.count for block in others)
@@ -86,7 +89,7 @@ def _same_steps(found: Timeline, plan: Plan) -> Check:
     shown = ", ".join(f"{each:.5g}" for each in noise[:4]) + (" ..." if len(noise) > 4 else "")
     resampled = any(block.mechanism.sampling != plan.sampling for block in others)
     detail = (
-        f"{count} of {found.steps} steps were counted "
+        f"{count} of {found.steps} {unit} were counted "
         + ("with another sampling than planned" if resampled else "with other noise than planned")
         + f" (noise multiplier {shown}, planned {plan.noise_multiplier:.5g}). "
     )
@@ -114,13 +117,16 @@ def as_said(spent: Spending, said: object) -> list[Check]:
     ]
 
 
-def nothing_lost(found: Timeline, steps_seen: int, where: str) -> Check:
+def nothing_lost(found: Timeline, plan: Plan, steps_seen: int, where: str) -> Check:
     """Return the check that the ledger counts all steps that left other traces."""
-    enough = found.steps >= steps_seen
-    detail = f"It counts {found.steps} steps; {where} knows of {steps_seen}."
+    needed = sum(count for _, count in plan.schedule.cost(0, steps_seen))
+    enough = found.steps >= needed
+    passes = plan.schedule.period > 1
+    detail = f"It counts {found.steps} {'passes' if passes else 'steps'}; {where} knows of "
+    detail += f"{steps_seen} steps, in {needed} of them." if passes else f"{steps_seen}."
     if not enough:
         detail += " Lines are missing: the ledger was replaced by an older one, or by another."
-    elif found.steps > steps_seen:
+    elif found.steps > needed:
         detail += " The rest was reserved or drawn and not used, after a crash perhaps. It counts."
     return Check(
         name="The ledger counts every step that left a trace",

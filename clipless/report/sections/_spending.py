@@ -64,9 +64,9 @@ def spending(found: Timeline, plan: Plan) -> Spending:
         accountant=plan.accountant,
         target_epsilon=plan.target_epsilon,
         planned_steps=plan.steps,
-        steps=found.steps,
+        steps=found.steps * plan.schedule.period,
         releases=found.releases,
-        curve=_curve(found, cost),
+        curve=_curve(found, cost, plan.schedule.period),
         items=_items(found, cost, total),
     )
 
@@ -84,11 +84,14 @@ class Cost:
         )
 
 
-def _curve(found: Timeline, cost: Cost) -> tuple[SpendingPoint, ...]:
+def _curve(found: Timeline, cost: Cost, period: int) -> tuple[SpendingPoint, ...]:
+    """Return epsilon after some of the steps, or of the passes by which they are counted."""
     total = found.steps
     count = min(total, _POINTS)
     steps = sorted({round(total * index / count) for index in range(count + 1)} if count else {0})
-    return tuple(SpendingPoint(step=step, epsilon=cost(found.up_to(step))) for step in steps)
+    return tuple(
+        SpendingPoint(step=step * period, epsilon=cost(found.up_to(step))) for step in steps
+    )
 
 
 def _items(found: Timeline, cost: Cost, total: float) -> tuple[SpendingItem, ...]:

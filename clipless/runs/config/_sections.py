@@ -150,10 +150,10 @@ class PrivacyConfig:
     large_delta: bool = False
     """Whether a delta above 0.1/N is meant; above 1/N it is refused in any case."""
     noise_multiplier: float | None = None
-    sampling: Literal["poisson", "fixed_size", "full_batch"] = "poisson"
+    sampling: Literal["poisson", "fixed_size", "full_batch", "epochs"] = "poisson"
     relation: Literal["zero_out", "replace_one", "add_remove"] | None = None
     """`add_remove` is in configurations of earlier versions; a new run refuses it."""
-    noise: Literal["optimal", "global", "per_layer"] = "optimal"
+    noise: Literal["optimal", "global", "per_layer", "correlated"] = "optimal"
     accountant: Literal["pld", "rdp", "filter"] = "pld"
 
     def __post_init__(self) -> None:
@@ -170,6 +170,10 @@ class PrivacyConfig:
         check_setting(
             self.delta is None or 0 < self.delta < 1,
             f"privacy.delta must lie between 0 and 1, got {self.delta}",
+        )
+        check_setting(
+            self.noise != "correlated" or self.sampling == "epochs",
+            "privacy.noise='correlated' needs privacy.sampling='epochs'",
         )
         if self.large_delta and self.delta is not None:
             object.__setattr__(self, "delta", LargeDelta(self.delta))

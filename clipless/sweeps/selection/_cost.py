@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from clipless.accounting import (
+    SAMPLER_EPSILON,
     Accountant,
     History,
     merge_releases,
@@ -95,7 +96,7 @@ def selection_epsilon(
     if orders is None:
         return math.inf
     selected = _repeated(orders, worst, repetitions)
-    return float(library.compute_epsilon(orders, selected, delta)[0])
+    return float(library.compute_epsilon(orders, selected, delta)[0]) + SAMPLER_EPSILON
 
 
 def most_epsilon(histories: Sequence[History], *, runs: int, delta: float) -> float:
@@ -112,7 +113,7 @@ def most_epsilon(histories: Sequence[History], *, runs: int, delta: float) -> fl
     orders, worst = _worst(histories, delta)
     if orders is None:
         return math.inf
-    return float(library.compute_epsilon(orders, runs * worst, delta)[0])
+    return float(library.compute_epsilon(orders, runs * worst, delta)[0]) + SAMPLER_EPSILON
 
 
 def _worst(histories: Sequence[History], delta: float) -> tuple[Any, Any]:

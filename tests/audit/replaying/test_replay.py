@@ -84,6 +84,8 @@ LOOPS = {
     "views": {"augment": jitter, "views": 2},
     "all records": {"sampling": "full_batch"},
     "fixed size": {"sampling": "fixed_size"},
+    "epochs": {"sampling": "epochs"},
+    "correlated noise": {"sampling": "epochs", "noise": "correlated"},
 }
 
 

@@ -78,7 +78,7 @@ def test_a_list_of_classes_from_the_data():
         for each in replay(run, DATA, with_empty_record(DATA, LONE)).differences
         if "tensors" in each
     ]
-    assert "(3, 6) torch.float32, on the neighbour (2, 6)" in found
+    assert "(3, 6) torch.float64, on the neighbour (2, 6)" in found
 
 
 def test_a_batch_size_from_the_data():

@@ -1,9 +1,12 @@
 """The batch axis is followed through operators: what keeps examples apart passes, nothing else."""
 
+import io
 import itertools
 
+import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn import functional as F
 
@@ -58,6 +61,11 @@ MIXING = {
     "flipped": lambda x: x.flip(0),
     "rolled": lambda x: x.roll(1, 0),
     "rolled flat": lambda x: x.roll(1),
+    "rolled flat, examples on the second axis": lambda x: x.t().roll(1).t(),
+    "complex numbers of pairs": lambda x: torch.view_as_real(
+        torch.complex(x, torch.zeros(BATCH, 1, 4))
+    ).sum((1, 3)),
+    "median of what was expanded": lambda x: x.unsqueeze(0).expand(2, BATCH, 4).median(0)[0],
     "the neighbour": lambda x: x + torch.cat([x[1:], x[:1]]),
     "one for all": lambda x: x + x[0],
     "pairwise": lambda x: torch.cdist(x, x),
@@ -98,7 +106,64 @@ def test_what_mixes_examples_is_refused_by_name(name):
         traced(MIXING[name], 4)
 
 
+def with_hook(x):
+    doubled = x.requires_grad_() * 2
+    doubled.register_hook(lambda gradient: gradient / gradient.norm())
+    return doubled
+
+
+def with_hook_on_a_node(x):
+    doubled = x.requires_grad_() * 2
+    doubled.grad_fn.register_prehook(lambda gradients: (gradients[0] / gradients[0].norm(),))
+    return doubled
+
+
+def with_other_activations(x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x * x.mean()):
+        return x.requires_grad_().exp()
+
+
+def saved(x):
+    torch.save(x, file := io.BytesIO())
+    file.seek(0)
+    return x * torch.load(file).mean()
+
+
+ESCAPES = {
+    "a list": lambda x: x - torch.tensor(x.tolist()).mean(),
+    "numpy": lambda x: x - float(x.detach().numpy().mean()),
+    "an array": lambda x: x - float(np.asarray(x).mean()),
+    "storage": lambda x: x - sum(x.untyped_storage().tolist()),
+    "python's own function": lambda x: x - x.clone().apply_(lambda entry: entry).mean(),
+    "a file": saved,
+    "a hook": with_hook,
+    "a hook on a node": with_hook_on_a_node,
+    "a hook on activations": with_other_activations,
+}
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_what_a_trace_of_operators_does_not_see_is_refused(name):
+    with pytest.raises(UnsupportedOperationError, match=r"Tensor\.\w+|saved_tensors_hooks"):
+        traced(ESCAPES[name], 4)
+
+
+def test_what_holds_nothing_of_examples_may_be_read():
+    """Numbers and arrays of constants and shapes; and torch's own checkpoints of activations."""
+
+    def layer(x):
+        steps = torch.arange(4.0)
+        x = x * sum(steps.tolist()) + float(steps.numpy()[1])
+        return torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=False)
+
+    assert traced(layer, 4)[0] == Rows(0)
+
+
 APART = {
+    "complex and back": lambda x: torch.view_as_real(
+        torch.view_as_complex(x.view(BATCH, 2, 2)) * torch.polar(torch.ones(2), torch.ones(2))
+    ).flatten(1),
+    "own smallest": lambda x: x.t().kthvalue(1, 0)[0].unsqueeze(1),
     "entry by entry": lambda x: torch.where(x > 0, x.exp(), -x) * torch.arange(4),
     "own mean": lambda x: (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True),
     "own order": lambda x: x.sort(1)[0].flip(1).roll(1, 1).cumsum(1).softmax(1),

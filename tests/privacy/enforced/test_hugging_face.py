@@ -200,4 +200,4 @@ def test_references_are_those_of_single_examples():
     for parameter, gradient in zip(session.plan.parameters, found, strict=True):
         if gradient is not None:
             wanted = expected[f"model.{parameter.name}"].sum(0)
-            torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(gradient, wanted.double(), rtol=1e-3, atol=1e-5)

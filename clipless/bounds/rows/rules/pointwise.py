@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from clipless.bounds.rows._layout import Rows
 from clipless.bounds.rows._rule import RowCall, register_rows
 
@@ -11,7 +9,7 @@ from clipless.bounds.rows._rule import RowCall, register_rows
 @register_rows(
     "pointwise", "aten.clone", "aten._to_copy", "aten.detach", "aten.alias", "aten.lift_fresh",
     "aten.contiguous", "aten.where", "aten.masked_fill", "aten.nan_to_num", "aten.copy",
-    "aten.bernoulli", "aten.clamp", "aten.fill", "aten.zero", "aten.view_as_real",
+    "aten.bernoulli", "aten.clamp", "aten.fill", "aten.zero", "aten.complex", "aten.polar",
     "aten._thnn_fused_lstm_cell", "aten.celu", "aten.rrelu_with_noise",
 )  # fmt: skip
 def entry_by_entry(call: RowCall) -> Rows:
@@ -62,11 +60,11 @@ def decision(call: RowCall) -> None:
     )
 
 
-@register_rows("aten.view_as_complex", "aten.complex", "aten.polar", "aten.real", "aten.imag")
+@register_rows("aten.view_as_complex", "aten.view_as_real", "aten.real", "aten.imag")
 def complex_numbers(call: RowCall) -> Rows:
-    """Pairs of entries of the last axis become complex numbers, entry by entry."""
-    first = call.args[0]
-    rows = call.agreed([call.rows(each) for each in call.tensors()])
-    if isinstance(first, Tensor) and rows.axis == first.ndim - 1:
+    """Pairs of entries of the last axis become complex numbers, or the other way round."""
+    x = call.args[0]
+    rows = call.rows(x)
+    if rows is None or (call.output.ndim < x.ndim and rows.axis == x.ndim - 1):
         call.refuse("pairs along the batch axis become complex numbers")
     return rows

@@ -33,6 +33,9 @@ def reduce(call: RowCall) -> Rows:
     dims = _dims(call, x.ndim)
     if rows.axis in dims:
         call.refuse("it is a statistic over the examples of the batch")
+    if "median" in call.name and 0 in x.stride():
+        # On the CPU, torch then reads other entries than those of the axis.
+        call.refuse("its argument was expanded, which torch's median gets wrong. Call contiguous()")
     output = call.output[0] if isinstance(call.output, tuple | list) else call.output
     if output.ndim == x.ndim:
         return rows
@@ -58,9 +61,10 @@ def along(call: RowCall) -> Rows:
 def largest(call: RowCall) -> Rows:
     """The largest entries along one axis of the example."""
     x, rows = _known(call)
-    if rows.axis == _axis(call.argument(2, "dim", -1), x.ndim):
+    dim = _axis(call.argument(2, "dim", -1), x.ndim)
+    if rows.axis == dim:
         call.refuse("it compares the examples of the batch")
-    return rows.at(rows.axis) if call.output[0].ndim == x.ndim else rows
+    return rows if call.output[0].ndim == x.ndim else rows.at(rows.axis - (dim < rows.axis))
 
 
 @register_rows("aten.native_layer_norm", "aten._fused_rms_norm", "aten.rms_norm")

@@ -133,6 +133,8 @@ def _axes_of(name: str, call: RowCall, ndim: int) -> list[int | None]:
     asked: Any = call.argument(
         places.get(name, 2), "dims" if name in ("flip", "roll") else "dim", 0
     )
+    if name == "roll" and call.argument(2, "dims", None) is None:
+        return [None]  # all entries, whatever axis they are on
     dims = list(asked) if isinstance(asked, list | tuple) else [asked]
     return [_axis(each, ndim) for each in dims] or [None]
 

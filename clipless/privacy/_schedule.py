@@ -1,0 +1,149 @@
+"""When the steps of a run are paid for: each for itself, or all of a pass at its first.
+
+Steps that read data in one fixed order (`FixedOrder`) are accounted for together. An example takes
+part once in any n steps in a row, n to a pass, and with a strategy C of at most n bands the columns
+of its steps have no row in common. So the first n steps after the one with which noise begins are
+one Gaussian mechanism, the next n another, and what is paid for p of them is the largest squared
+sensitivity that a place in the order can have in p passes (`pass_costs`).
+
+Noise that begins anew in the middle of a run (see `clipless.privacy.step._book`) is a mechanism of
+its own, `C[t:, t:] G + z` for the steps from t on, whose passes are counted, and paid for, from t.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from clipless.accounting import (
+    Accountant,
+    FixedOrder,
+    FullBatch,
+    History,
+    Mechanism,
+    Relation,
+    Sampling,
+    epsilon,
+    merge_releases,
+    noise_multiplier_for,
+)
+from clipless.accounting.correlated import BandedStrategy, pass_costs
+from clipless.errors import BudgetExhaustedError, PrivacyError
+
+_MARGIN = 1e-6
+"""By how much noise grows if rounding has put what passes cost together above the budget."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """What is paid at which step, for a way to sample and a strategy of the noise.
+
+    Example:
+        >>> order = FixedOrder(dataset_size=100, batch_size=25)
+        >>> schedule = Schedule(sampling=order, relation=Relation.ZERO_OUT, noise_multiplier=2.0)
+        >>> [schedule.due(step) is None for step in range(5)]
+        [False, True, True, True, False]
+    """
+
+    sampling: Sampling
+    relation: Relation
+    noise_multiplier: float
+    strategy: BandedStrategy | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse noise that an example would meet twice."""
+        if self.strategy is None:
+            return
+        if not isinstance(self.sampling, FixedOrder):
+            raise PrivacyError(
+                "noise that is correlated over steps needs a sampling in which an example takes "
+                "part every so many steps: sampling='epochs', or a FixedOrder"
+            )
+        self.strategy.pass_costs(steps_per_pass=self.period)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The release of a step; or of a pass, for an example that is counted once in it."""
+        return Mechanism(
+            noise_multiplier=self.noise_multiplier, sampling=self.sampling, relation=self.relation
+        )
+
+    @property
+    def period(self) -> int:
+        """How many steps are paid for together."""
+        return self.sampling.steps_per_pass if isinstance(self.sampling, FixedOrder) else 1
+
+    def due(self, step: int, *, first: int = 0) -> Mechanism | None:
+        """Return what is to be paid before a step, of noise that has begun with step `first`.
+
+        None stands for a step that is paid for with an earlier one, of the same pass mostly.
+        """
+        if step < first:
+            raise ValueError(f"step {step} comes before step {first}, with which noise begins")
+        if self.strategy is not None and step >= self.strategy.steps:
+            raise BudgetExhaustedError(
+                f"the noise of this run was planned for {self.strategy.steps} steps, and all of "
+                "them are taken. Plan more steps, or begin another run"
+            )
+        number, rest = divmod(step - first, self.period)
+        if rest:
+            return None
+        if self.strategy is None or not self.noise_multiplier:
+            return self.mechanism
+        cost = _costs(self.strategy, first, self.period)[number]
+        if cost == 0:  # others take part more often, and what they cost is paid
+            return None
+        return replace(self.mechanism, noise_multiplier=self.noise_multiplier / math.sqrt(cost))
+
+    def cost(self, begin: int, end: int, *, first: int = 0) -> History:
+        """Return what is paid before the steps from `begin` on, up to `end`."""
+        if self.strategy is not None:
+            end = min(end, self.strategy.steps)
+        if self.period == 1 and self.strategy is None:
+            return ((self.mechanism, end - begin),) if end > begin else ()
+        # The steps at which something is due.
+        start = begin + (first - begin) % self.period
+        due = (self.due(step, first=first) for step in range(start, end, self.period))
+        return merge_releases([(each, 1) for each in due if each is not None])
+
+    def planned(self, steps: int | None) -> set[Mechanism]:
+        """Return the releases that a run of so many steps has, if nothing interrupts it."""
+        if self.period == 1 or self.strategy is None:
+            return {self.mechanism}
+        return {each for each, _ in self.cost(0, self.strategy.steps if steps is None else steps)}
+
+    def fitted(
+        self, *, target_epsilon: float, target_delta: float, steps: int, accountant: Accountant,
+        history: History = (),
+    ) -> Schedule:  # fmt: skip
+        """Return the schedule with the least noise that keeps a budget for so many steps."""
+        if not isinstance(self.sampling, FixedOrder):
+            sigma = noise_multiplier_for(
+                target_epsilon=target_epsilon, target_delta=target_delta, steps=steps,
+                sampling=self.sampling, relation=self.relation, accountant=accountant,
+                history=history,
+            )  # fmt: skip
+            return replace(self, noise_multiplier=sigma)
+        # All passes together are one release of the unsampled mechanism.
+        one = noise_multiplier_for(
+            target_epsilon=target_epsilon, target_delta=target_delta, steps=1,
+            sampling=FullBatch(dataset_size=self.sampling.dataset_size), relation=self.relation,
+            accountant=accountant, history=history,
+        )  # fmt: skip
+        unit = replace(self, noise_multiplier=1.0).cost(0, steps)
+        square = math.fsum(count * each.noise_multiplier**-2 for each, count in unit)
+        found = replace(self, noise_multiplier=one * math.sqrt(square))
+        while (
+            epsilon((*history, *found.cost(0, steps)), target_delta, accountant=accountant)
+            > target_epsilon
+        ):
+            found = replace(found, noise_multiplier=found.noise_multiplier * (1 + _MARGIN))
+        return found
+
+
+@lru_cache(maxsize=64)
+def _costs(strategy: BandedStrategy, first: int, period: int) -> Sequence[float]:
+    """Return the costs of the passes of noise that begins with step `first`."""
+    return pass_costs(strategy.column_squares()[first:].tolist(), steps_per_pass=period)
