@@ -45,6 +45,7 @@ def on_a_gpu(monkeypatch):
         "clipless.losses._base.readable",
         "clipless.spectral._projection.may_look_at",
         "clipless.kernels._weight_sums.may_look_at",
+        "clipless.kernels._bounded_gradients.may_look_at",
     ):
         monkeypatch.setattr(place, lambda tensor: False)
     monkeypatch.setattr(TrainingSession, "on_accelerator", property(lambda session: True))
