@@ -5,8 +5,8 @@ with momentum 0.9), over that of DP-SGD with Poisson sampling, the same steps an
 with optimised strategies, at delta 1e-5. `step`: milliseconds of a step's noise for so many bands.
 
 `utility`: linear classifiers on synthetic data of the size of CIFAR-10 (50,000 x 256, ten classes)
-and Adult (32,561 x 105, two classes): one pass at epsilon 8, and 20 epochs at epsilon 3. Each way
-to sample has the best of the same learning rates by the mean of its seeds, on 10,000 other rows.
+and Adult (32,561 x 105, two classes): one pass at epsilon 8, and 20 epochs at epsilon 3, delta
+0.1/N. Each way to sample has the best of the same learning rates by the mean of its seeds, on 10,000 other rows.
 
     python benchmarks/correlated_noise.py [--quick]
 
@@ -132,7 +132,7 @@ def trained(name: str, way: dict[str, Any], run: tuple[int, int, float], rate: f
     torch.manual_seed(seed)
     model = torch.nn.Sequential(lip.BoundedInput(1.0), lip.SpectralLinear(features, classes))
     trainer = Trainer(
-        model, losses.CrossEntropy(tau=16.0), target_epsilon=epsilon, target_delta=DELTA,
+        model, losses.CrossEntropy(tau=16.0), target_epsilon=epsilon,
         batch_size=math.ceil(size / length), epochs=passes,
         options=PrivacyOptions(**way),
         training=TrainingOptions(

@@ -30,7 +30,7 @@ class DistributedSignalCallback(SignalCallback):
             super().on_fit_start(trainer)
         else:
             self._forget()
-            hook = SessionHook(trainer.optimizer, lambda *_: self._add(trainer.engine.plan))
+            hook = SessionHook(trainer.optimizer, lambda *_: self._add(trainer))
             self._handle = trainer.optimizer.register_step_pre_hook(hook)
         named = trainer.engine.session.model.named_parameters()
         self._parameters: Any = {name: _Owned(parameter) for name, parameter in named}
