@@ -6,7 +6,8 @@ with optimised strategies, at delta 1e-5. `step`: milliseconds of a step's noise
 
 `utility`: linear classifiers on synthetic data of the size of CIFAR-10 (50,000 x 256, ten classes)
 and Adult (32,561 x 105, two classes): one pass at epsilon 8, and 20 epochs at epsilon 3, delta
-0.1/N. Each way to sample has the best of the same learning rates by the mean of its seeds, on 10,000 other rows.
+0.1/N. Each way to sample has the best of the same learning rates by the mean of its seeds, on
+10,000 other rows.
 
     python benchmarks/correlated_noise.py [--quick]
 

@@ -73,8 +73,8 @@ def sum_slack(*, positions: int | None, rows: int, records: int = 1) -> float:
     at_once = 1 if positions is None else rows_at_once(positions)
     own = 2 * at_once**2 * positions if positions and at_once > 1 else positions or _MOST_POSITIONS
     own = min(own, _MOST_POSITIONS)  # longer ones are summed in float64, or in pieces
-    own *= 1 if records == 1 else 2.5
-    return own * 2.0**-24 * 1.001 + rows * (rows * records / at_once + 2) * 2.0**-52
+    alone = 1.0 if records == 1 else 2.5
+    return alone * own * 2.0**-24 * 1.001 + rows * (rows * records / at_once + 2) * 2.0**-52
 
 
 def linear_weight(
@@ -232,9 +232,7 @@ def has_shares() -> bool:
     return not torch.compiler.is_compiling() and _HERE.values is not None
 
 
-def times_shares(
-    factors: Tensor | None, rows: Tensor, part: slice | None = None
-) -> Tensor | None:
+def times_shares(factors: Tensor | None, rows: Tensor, part: slice | None = None) -> Tensor | None:
     """Return the factors of some rows times their shares; no factors stand for ones.
 
     `part`: which of the batch's rows these are, if a sum takes them part by part. Products that are

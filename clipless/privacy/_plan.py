@@ -236,13 +236,13 @@ class Plan:
         """Restore what `to_dict` wrote; unknown or missing fields are refused.
 
         Plans from before there were views have one, from before there were users, examples; from
-        before precisions, float32; from before
-        exact sums, sums of which nothing is known.
+        before precisions, float32; from before exact sums, sums of which nothing is known.
         """
         expected = {field.name for field in fields(cls)}
-        later = {"views": 1, "user_records": None, "precision": "float32", "sums": {}}
+        examples = {"views": 1, "user_records": None}
+        real = {"precision": "float32", "sums": {}}
         independent = {"strategy": None, "strategy_error": None}
-        data = {**later, **independent, **data}
+        data = {**examples, **real, **independent, **data}
         if set(data) != expected:
             raise ValueError(f"a plan has the fields {sorted(expected)}, got {sorted(data)}")
         mechanism = Mechanism.from_dict(

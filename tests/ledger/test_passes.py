@@ -42,10 +42,12 @@ def test_lines_that_must_be_there_are_waited_for(tmp_path, monkeypatch, certain)
     book = ledger(tmp_path / "ledger.jsonl")
     waited = []
     append = book._file.append
-    monkeypatch.setattr(
-        book._file, "append",
-        lambda *given, sync=True, **named: (waited.append(sync), append(*given, sync=sync, **named))[1],
-    )  # fmt: skip
+
+    def watched(*given, sync=True, **named):
+        waited.append(sync)
+        return append(*given, sync=sync, **named)
+
+    monkeypatch.setattr(book._file, "append", watched)
     book.release(0, "0" * 16, certain=certain)
     assert waited == [certain]
 

@@ -48,7 +48,8 @@ def epochs_run(size=23, batch_size=5, steps=12, noise="correlated", **options):
 
 def watched(run, steps):
     """Take steps; return what was released, and which examples took part in each."""
-    watcher, taken, draw = Watcher(), [], run.batch
+    watcher, draw = Watcher(), run.batch
+    taken: list[list[int]] = []
 
     def batch():
         found = draw()

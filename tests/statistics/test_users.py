@@ -12,7 +12,8 @@ from clipless.statistics import _private_rows as internals
 IDS = [0, *[1] * 10, *[2] * 1000, *range(3, 60)]
 
 
-def rows_of(x, users=Users(IDS), noise=None):
+def rows_of(x, users=None, noise=None):
+    users = users or Users(IDS)
     ledger = Ledger.in_memory(dataset_size=users.number, relation=Relation.ZERO_OUT)
     return PrivateRows(x, ledger=ledger, users=users, insecure_seed=noise)
 

@@ -71,7 +71,7 @@ def test_noise_is_optimised_for_the_schedule_and_the_average_that_are_used():
     assert found.engine.plan.strategy_error < 0.7
 
 
-class Killed(Exception):
+class KilledError(Exception):
     pass
 
 
@@ -81,14 +81,14 @@ class KillAt(Callback):
 
     def on_step_end(self, trainer):
         if trainer.step == self.step:
-            raise Killed
+            raise KilledError
 
 
 @pytest.mark.parametrize("step", [3, 8, 12, 17])
 def test_a_killed_run_ends_as_it_would_have_and_pays_nothing_twice(tmp_path, step):
     folder = tmp_path / "run"
     killed = trainer(folder, callbacks=[KillAt(step)], checkpoint_every=4)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         killed.fit((X, Y))
     weights = killed.model.state_dict()
     seen = {}

@@ -29,7 +29,7 @@ class NoEscapes(TorchFunctionMode):
         self, carries: Callable[[Tensor], bool],
         refused: Callable[[UnsupportedOperationError], None],
     ) -> None:  # fmt: skip
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._carries, self._refused = carries, refused
 
     def __torch_function__(

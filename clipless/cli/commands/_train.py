@@ -53,9 +53,7 @@ def train(
     ] = None,
     unit: Annotated[
         str | None,
-        typer.Option(
-            help="The column of who each row is about, to protect people and not rows."
-        ),
+        typer.Option(help="The column of who each row is about, to protect people and not rows."),
     ] = None,
     unit_records: Annotated[
         int | None, typer.Option(help="Of how many rows of a person a step takes the average.")

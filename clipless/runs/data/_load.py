@@ -209,8 +209,9 @@ def _table(config: DataConfig) -> RunData:
     chosen = split_rows(count, test_fraction=config.test_fraction, seed=config.split_seed)
     if people is not None:  # nobody is in both parts
         codes = torch.from_numpy(people.codes)
-        chosen = tuple(torch.isin(codes, part).nonzero().flatten() for part in chosen)
-        people = _users(people.ids.iloc[chosen[0].numpy()], config)
+        kept, left = (torch.isin(codes, part).nonzero().flatten() for part in chosen)
+        chosen = kept, left
+        people = _users(people.ids.iloc[kept.numpy()], config)
     train, test = ((features.iloc[rows.numpy()], target.iloc[rows.numpy()]) for rows in chosen)
     return RunData(
         train=train,
