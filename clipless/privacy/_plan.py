@@ -70,7 +70,7 @@ class Plan:
     loss: str
     loss_lipschitz: float
     precision: Precision = "float32"
-    """What products of activations and weights are rounded to; sums are float32 throughout."""
+    """What products of activations and weights are rounded to; sums are more exact, see `sums`."""
     arithmetic_slack: float
     """What rounding may add to a gradient bound, relative to it: part of the sensitivities."""
     sums: SumRounding = NO_ROUNDING
@@ -128,6 +128,12 @@ class Plan:
             sampling=self.sampling, relation=self.relation, strategy=self.strategy,
             noise_multiplier=self.noise_multiplier,
         )  # fmt: skip
+
+    @cached_property
+    def each_step(self) -> Mechanism | None:
+        """What every step costs, if each is paid for by itself."""
+        alone = self.strategy is None and self.schedule.period == 1
+        return self.mechanism if alone else None
 
     @property
     def unit(self) -> Literal["example", "user"]:

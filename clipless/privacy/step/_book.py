@@ -128,7 +128,7 @@ class StepBook:
     def require_budget(self, plan: Plan, step: int) -> int | None:
         """Return how many releases the ledger may hold, or refuse one more of them."""
         try:
-            mechanism = plan.schedule.due(step, first=self.first)
+            mechanism = self._due(step, plan)
             if self._meter is None or mechanism is None:
                 return None
             return self._meter.require(mechanism)
@@ -140,17 +140,21 @@ class StepBook:
         """Write the step down: from here on it is spent, whatever happens."""
         with self._ledger.held_by(self.run):
             allowed = self.require_budget(plan, step)
-            mechanism = plan.schedule.due(step, first=self.first)
+            mechanism = self._due(step, plan)
             if mechanism is not None:
                 # A pass is reserved by itself: a crash would cost all that was reserved with it.
-                alone = plan.schedule.period > 1
-                self._ledger.spend(mechanism, label=label, limit=1 if alone else allowed)
+                limit = 1 if plan.each_step is None else allowed
+                self._ledger.spend(mechanism, label=label, limit=limit)
         self.last_step = step
+
+    def _due(self, step: int, plan: Plan) -> Mechanism | None:
+        """What is to be paid before a step; None if it was paid for with another."""
+        return plan.each_step or plan.schedule.due(step, first=self.first)
 
     def repeat(self, step: int, plan: Plan) -> None:
         """Come one step further, which was paid for when it was taken first."""
         with self._ledger.held_by(self.run):
-            mechanism = plan.schedule.due(step, first=self.first)
+            mechanism = self._due(step, plan)
             if mechanism is not None:
                 self._ledger.repeat(mechanism)
         self.last_step = step
@@ -243,7 +247,7 @@ class Outcomes:
     @property
     def _by_passes(self) -> bool:
         """Whether several steps are paid for together."""
-        return self._session.plan.schedule.period > 1
+        return self._session.plan.each_step is None
 
     def _together(self, value: Any) -> Any:
         """What process 0 has drawn, for all processes."""

@@ -180,7 +180,7 @@ class TrainingSession(PrivateStep):
         if not self._projection and noise_multiplier != 0:
             raise PrivacyError("without projection there are no bounds to scale noise by")
         changed = noise_multiplier != self.plan.noise_multiplier
-        if changed and self.plan.schedule.period > 1 and self.ledger.releases:
+        if changed and self.plan.each_step is None and self.ledger.releases:
             raise refusals.noise_of_a_pass()
         if changed and self.ledger.filter is None and self.ledger.releases:
             raise refusals.noise_chosen_after_looking()
