@@ -134,9 +134,10 @@ class CliplessTrainer(Trainer):
         model = self.model
         if not privacy.enforced:
             names, shapes = self._inputs_of(batches.data)
-            if options.input_shape is None:
+            if options.batches.input_shape is None:
                 shape = shapes if len(shapes) > 1 else shapes[0]
-                privacy = replace(privacy, options=replace(options, input_shape=shape))
+                options = replace(options, batches=replace(options.batches, input_shape=shape))
+                privacy = replace(privacy, options=options)
             model = TensorModel(self.model, inputs=names)
         model.train()
         self._run = privacy.begin(

@@ -35,7 +35,8 @@ def example_shape(dataset: Any) -> tuple[int, ...]:
     if shape is None:
         raise PrivacyError(
             f"the shape of the model's input cannot be told from an example of type "
-            f"{type(example).__name__}: pass input_shape="
+            f"{type(example).__name__}: pass "
+            "BatchOptions(input_shape=...)."
         )
     return tuple(shape)
 

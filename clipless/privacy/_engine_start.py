@@ -61,7 +61,7 @@ def start_session(
     with clipped, gathered_parameters(unwrap_module(module)):
         if isinstance(options.bounds, ProvedBounds):
             dataset = getattr(data_loader, "dataset", ())
-            shape = options.input_shape or example_shape(dataset)
+            shape = options.batches.input_shape or example_shape(dataset)
             clipped.enter_context(
                 products_clipped(module, options.bounds, loss=criterion, input_shape=shape)
             )

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from clipless.accounting import Relation, Sampling
-from clipless.bounds import Shape
 from clipless.common import names_moved_arguments
 from clipless.privacy._correlated_options import Correlated
 from clipless.privacy._defaults import SamplingName
@@ -48,7 +47,6 @@ class PrivacyOptions:
             sensitivities, `plan.arithmetic_slack`: lower precision means more noise.
         compile: compile the forward and backward pass, by `torch.compile` with its default
             backend or the one named here; see `PrivacyEngine.compile`.
-        input_shape: shape of one example; by default that of the first one.
         grad_scaler: the `torch.amp.GradScaler` in use, if any.
         bounds: `"proved"` from the architecture of a Lipschitz network (`ProvedBounds` clips
             below them); `"enforced"` by the backward pass of every layer, in any network whose
@@ -75,7 +73,6 @@ class PrivacyOptions:
     noise: NoiseStrategy | Literal["correlated"] | Correlated | Mapping[str, float] = "optimal"
     precision: Precision = "float32"
     compile: bool | str = False
-    input_shape: Shape | None = None
     grad_scaler: Any = None
     bounds: BoundsChoice = "proved"
     replay: bool = True

@@ -90,8 +90,7 @@ def prepare(
     settings = enforced_bounds(options.bounds)
     shape: Shape = ()
     if settings is None:
-        given = options.input_shape
-        shape = given if given is not None else _example_shape(loader)
+        shape = options.batches.input_shape or loader.input_shape or _example_shape(loader)
     report = (
         sensitivity(module, loss=criterion, input_shape=shape)
         if settings is None
@@ -217,7 +216,8 @@ def _private_loader(
         data_loader.check_free()
         if options.unit is not None:
             raise PrivacyError("this loader is private already: give unit to it")
-        if sampling != "poisson" or replace(batches, pad=batches.pad or None) != BatchOptions():
+        own = replace(batches, pad=batches.pad or None, input_shape=None)
+        if sampling != "poisson" or own != BatchOptions():
             raise PrivacyError(
                 "this loader is private already: give sampling and batches (micro_batch_size, pad, "
                 "augment, views) to it"
@@ -262,7 +262,7 @@ def _example_shape(loader: PrivateLoader) -> Shape:
     first = batch[0] if isinstance(batch, tuple | list) else batch
     if not isinstance(first, torch.Tensor):
         raise PrivacyError("the shape of an example cannot be told from the stream: pass "
-                           "PrivacyOptions(input_shape=...)")  # fmt: skip
+                           "BatchOptions(input_shape=...)")  # fmt: skip
     return tuple(first.shape[1:])
 
 

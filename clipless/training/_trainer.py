@@ -269,8 +269,9 @@ class Trainer:
             and not isinstance(self._options.bounds, EnforcedBounds)
             and not isinstance(data.dataset, IterableDataset)
         )
+        shape = self._options.batches.input_shape
         typical = None if not proves else typical_gradients(
-            self.model, self.criterion, self._options.input_shape or example_shape(data.dataset)
+            self.model, self.criterion, shape or example_shape(data.dataset)
         )  # fmt: skip
         if self._noise_multiplier is None:
             _, _, loader = self.engine.make_private_with_epsilon(**shared)

@@ -41,6 +41,8 @@ class NotEnforced(Trainer):
         session.trial.due_at = 10**9
         for call in session.enforcement._calls:
             call._uses = tuple(dict.fromkeys(each, float("inf")) for each in call._uses)
+            layer: Any = call.module
+            call._prepared = [layer.prepared(limits) for limits in call._uses]
         return loader
 
 

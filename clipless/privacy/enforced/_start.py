@@ -38,7 +38,7 @@ def enforced_plan(
     ):  # fmt: skip
         if refused:
             raise PrivacyError(f"bounds='enforced' does not go with {why}. Leave it out.")
-    if options.input_shape is not None:
+    if options.batches.input_shape is not None:
         raise PrivacyError(
             "bounds='enforced' takes shapes from the first batch: leave input_shape out"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clipless.bounds import Shape
 from clipless.privacy.sampling._views import Augment
 
 
@@ -24,13 +25,16 @@ class BatchOptions:
             batch; they follow each other, and the other parts of the batch are repeated.
             Sensitivity, noise and epsilon do not change; memory and time do. Sizes of samples and
             micro-batches count examples.
+        input_shape: shape of one example, for which bounds are proved; by default that of the first
+            one in the data.
 
     Example:
-        >>> BatchOptions(micro_batch_size=256, pad=True)
-        BatchOptions(micro_batch_size=256, pad=True, augment=None, views=None)
+        >>> BatchOptions(micro_batch_size=256, pad=True).micro_batch_size
+        256
     """
 
     micro_batch_size: int | None = None
     pad: bool | None = None
     augment: Augment | None = None
     views: int | None = None
+    input_shape: Shape | None = None

@@ -133,6 +133,8 @@ class PrivateLoader:
         self.unit = unit
         """Who is sampled, if not examples."""
         self._views = Views(augment=batches.augment, views=batches.views)
+        self.input_shape = batches.input_shape
+        """The shape of an example, if it was given."""
         self._rank, self._world_size = rank, world_size
         self._micro_batch_size, self._padded = micro_batch_size, pad
         if pad:

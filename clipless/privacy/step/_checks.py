@@ -109,7 +109,7 @@ def check_inputs(inputs: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -
         raise PrivacyError(
             f"the model was called on examples of shape {_words(found)}, but its bounds were "
             f"proved for {_words(shapes)}. Bring all examples to one shape, and pass it as "
-            "input_shape= if it is not that of the data set's examples."
+            "BatchOptions(input_shape=...) if it is not that of the data set's examples."
         )
     if any(isinstance(x, Tensor) and x.grad_fn is not None for x in inputs):
         raise PrivacyError(
