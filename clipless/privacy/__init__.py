@@ -21,10 +21,8 @@ from clipless.accounting import (
 from clipless.kernels import GaussianNoise
 from clipless.ledger import Budget, Ledger
 from clipless.privacy._bounds_options import ProvedBounds
-from clipless.privacy._correlated_options import Correlated, planned_for
 from clipless.privacy._defaults import SamplingName, example_shape, named_sampling, relation_for
 from clipless.privacy._engine import PrivacyEngine
-from clipless.privacy._noise import key_names, noise_names
 from clipless.privacy._options import PrivacyOptions, merge_arguments
 from clipless.privacy._plan import ParameterPlan, Plan, arithmetic_slack, planned_parameters
 from clipless.privacy._quantile_thresholds import quantile_thresholds, set_quantile_thresholds
@@ -39,6 +37,8 @@ from clipless.privacy._report import (
 )
 from clipless.privacy.enforced._options import BoundsChoice, EnforcedBounds
 from clipless.privacy.enforced._validate import ParameterAnswer, ValidationReport, validate
+from clipless.privacy.noise._correlated_options import Correlated, planned_for
+from clipless.privacy.noise._scales import key_names, noise_names
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.sampling._samplers import (

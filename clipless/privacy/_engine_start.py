@@ -26,10 +26,10 @@ from clipless.privacy._agreement import (
     ledger_together,
 )
 from clipless.privacy._bounds_options import ProvedBounds, products_clipped
-from clipless.privacy._correlated_noise import noise_of
 from clipless.privacy._defaults import example_shape
 from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._preparation import PrivacyTarget, prepare
+from clipless.privacy.noise._correlated import noise_of
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.step._session import TrainingSession
 

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from clipless.accounting import Relation, Sampling
 from clipless.common import names_moved_arguments
-from clipless.privacy._correlated_options import Correlated
 from clipless.privacy._defaults import SamplingName
-from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._precision import Precision
 from clipless.privacy.enforced._options import BoundsChoice
+from clipless.privacy.noise._correlated_options import Correlated
+from clipless.privacy.noise._scales import NoiseStrategy
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._users import Users
 

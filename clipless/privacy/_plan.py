@@ -21,10 +21,10 @@ from clipless.bounds import SensitivityReport
 from clipless.common import MALFORMED_ERRORS, Query, error_text
 from clipless.errors import DamagedFileError, PrivacyError
 from clipless.kernels import joint_multiplier
-from clipless.privacy._noise import STRATEGIES, NoiseStrategy, noise_scales
 from clipless.privacy._precision import NO_ROUNDING, PRECISIONS, Precision, SumRounding
 from clipless.privacy._precision import arithmetic_slack as arithmetic_slack
 from clipless.privacy._schedule import Schedule
+from clipless.privacy.noise._scales import STRATEGIES, NoiseStrategy, noise_scales
 
 
 @dataclass(frozen=True, kw_only=True)

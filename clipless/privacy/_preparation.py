@@ -28,7 +28,6 @@ from clipless.distributed import is_sharded, rank_and_size
 from clipless.errors import PrivacyError
 from clipless.ledger import Ledger, accountant_of, delta_of
 from clipless.losses import Loss
-from clipless.privacy._correlated_options import correlated_options
 from clipless.privacy._defaults import (
     example_shape,
     named_sampling,
@@ -36,7 +35,6 @@ from clipless.privacy._defaults import (
     parameter_dtype,
     relation_for,
 )
-from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._plan import Plan, planned_parameters
 from clipless.privacy._precision import arithmetic_slack, sum_rounding
@@ -46,6 +44,8 @@ from clipless.privacy._schedule import Schedule
 from clipless.privacy.enforced._options import enforced_bounds
 from clipless.privacy.enforced._report import EnforcedReport
 from clipless.privacy.enforced._start import enforced_plan, thresholds_of
+from clipless.privacy.noise._correlated_options import correlated_options
+from clipless.privacy.noise._scales import NoiseStrategy
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.sampling._samplers import largest_sample

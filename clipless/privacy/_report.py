@@ -15,7 +15,7 @@ from clipless.accounting import (
     Sampling,
     filter_of_name,
 )
-from clipless.privacy._correlated_options import describe_correlation
+from clipless.privacy.noise._correlated_options import describe_correlation
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

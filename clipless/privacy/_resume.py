@@ -8,8 +8,8 @@ from typing import Any
 from clipless.accounting import Mechanism
 from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.errors import PrivacyError
-from clipless.privacy._noise import key_names, noise_names
 from clipless.privacy._plan import Plan
+from clipless.privacy.noise._scales import key_names, noise_names
 from clipless.privacy.sampling._samplers import IndexSampler
 from clipless.privacy.step._session import TrainingSession
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from clipless.errors import PrivacyError
 from clipless.kernels import ExceedanceCount, Threshold
-from clipless.privacy._noise import NoiseStrategy
 from clipless.privacy._plan import ParameterPlan, Plan
 from clipless.privacy.enforced._controller import FollowedThreshold
 from clipless.privacy.enforced._options import EnforcedBounds
+from clipless.privacy.noise._scales import NoiseStrategy
 
 _SEARCHING_SHARE = 0.9
 """The part of a step's budget that counts get while all thresholds are searched for."""

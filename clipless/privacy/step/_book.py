@@ -36,8 +36,8 @@ from clipless.common import Query, fresh_bits, not_set_error, release_
 from clipless.errors import BudgetExhaustedError
 from clipless.kernels import KEY_BYTES, may_look_at
 from clipless.ledger import INSECURE, Budget, BudgetMeter, Ledger, nothing_released_since
-from clipless.privacy._correlated_noise import CorrelatedNoise
 from clipless.privacy._plan import Plan
+from clipless.privacy.noise._correlated import CorrelatedNoise
 from clipless.privacy.sampling._batches import StepSample
 from clipless.privacy.step import _refusals as refusals
 from clipless.privacy.step._output_guard import ForwardCall

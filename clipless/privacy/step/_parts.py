@@ -27,7 +27,6 @@ from clipless.kernels import GaussianNoise
 from clipless.ledger import Ledger
 from clipless.losses import Loss
 from clipless.nn import clipping_modules
-from clipless.privacy._correlated_noise import CorrelatedNoise
 from clipless.privacy._plan import Plan, planned_parameters
 from clipless.privacy._precision import arithmetic_slack
 from clipless.privacy._quantile_thresholds import QuantileThresholds, planned_queries
@@ -36,6 +35,7 @@ from clipless.privacy.enforced._inputs import InputSpec, call
 from clipless.privacy.enforced._report import EnforcedReport, bounded_parameters
 from clipless.privacy.enforced._start import notes_of, proved_report, thresholds_of
 from clipless.privacy.enforced._thresholds import EnforcedThresholds
+from clipless.privacy.noise._correlated import CorrelatedNoise
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.step import _checks as checks
 from clipless.privacy.step import _refusals as refusals

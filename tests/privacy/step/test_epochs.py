@@ -16,8 +16,8 @@ from clipless.accounting.correlated import BandedStrategy, OptimizerWorkload, er
 from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.kernels import GRID_STEPS, KeyStream, grid_noise, next_key
 from clipless.privacy import Correlated, FixedOrder, PrivacyOptions, PrivateLoader
-from clipless.privacy import _correlated_noise as noise_module
 from clipless.privacy import _schedule as schedule_module
+from clipless.privacy.noise import _correlated as noise_module
 from tests.privacy.epochs import epochs_run, paid, watched
 from tests.privacy.runs import Run, examples, mlp
 

@@ -15,8 +15,8 @@ from clipless.accounting.correlated import (
 from clipless.common import Query
 from clipless.errors import PrivacyError
 from clipless.kernels import GRID_STEPS, KeyStream, grid_noise, next_key
-from clipless.privacy import _correlated_noise as module
-from clipless.privacy._correlated_noise import CorrelatedNoise
+from clipless.privacy.noise import _correlated as module
+from clipless.privacy.noise._correlated import CorrelatedNoise
 
 KEY = bytes(range(32))
 KEYS = [KEY]

@@ -16,7 +16,7 @@ from clipless.accounting.correlated import (
     optimised_strategy,
 )
 from clipless.errors import PrivacyError
-from clipless.privacy._noise import NoiseStrategy
+from clipless.privacy.noise._scales import NoiseStrategy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

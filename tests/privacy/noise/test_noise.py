@@ -15,7 +15,7 @@ from scipy import stats
 from clipless.common import Query
 from clipless.kernels import joint_multiplier
 from clipless.privacy import GaussianNoise
-from clipless.privacy._noise import STRATEGIES, noise_scales
+from clipless.privacy.noise._scales import STRATEGIES, noise_scales
 
 positive = st.floats(1e-3, 1e3)
 

@@ -1,0 +1,1 @@
+"""Noise: how it is shared out among parameters, and noise that remembers earlier steps."""
