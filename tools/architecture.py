@@ -16,6 +16,7 @@ from types import FrameType
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "clipless"
 PAGE = ROOT / "ARCHITECTURE.md"
+sys.path.insert(0, str(ROOT))  # the step that is walked is that of this copy of the code
 STEADY = 5
 """The step that is walked: the sixth, at which nothing is prepared and no trial run is due."""
 EVERYWHERE = {"common", "errors", "_version", "__version__"}
