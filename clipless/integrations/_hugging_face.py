@@ -22,7 +22,6 @@ from clipless.integrations._loop_run import LoopPrivacy, LoopRun, accumulated
 from clipless.integrations._tensor_model import TensorModel, logits_of
 from clipless.losses import Loss
 from clipless.privacy import (
-    BatchOptions,
     PrivacyEngine,
     PrivateLoader,
     check_wrappable,
@@ -142,7 +141,8 @@ class CliplessTrainer(Trainer):
         model.train()
         self._run = privacy.begin(
             module=model, optimizer=optimizer, data_loader=batches.data, criterion=self.criterion,
-            steps=steps, batches=self._batch_options(), saved=self._saved(),
+            steps=steps, saved=self._saved(),
+            batches=accumulated(privacy.options.batches, size=self._part, count=self._count),
         )  # fmt: skip
         self._called, batches.loader = model, self._run.loader
 
@@ -160,9 +160,6 @@ class CliplessTrainer(Trainer):
             if isinstance(each, Tensor) and name not in self.label_names
         }
         return list(found), tuple(found.values())
-
-    def _batch_options(self) -> BatchOptions:
-        return accumulated(self._privacy.options.batches, size=self._part, count=self._count)
 
     def _saved(self) -> Mapping[str, Any] | None:
         if self._checkpoint is None:
