@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
 
 from clipless.bounds._refusal import innermost_own_line
 from clipless.bounds.rows._layout import Rows
@@ -17,7 +18,9 @@ Layout = Rows | None
 RowRule = Callable[["RowCall"], Layout | Sequence[Layout]]
 """Returns where the examples are in an operator's result, or in each of several; else refuses."""
 
-_RULES: dict[str, RowRule] = {}
+_RULES: dict[OpOverloadPacket, RowRule] = {}
+_POINTWISE: list[RowRule] = []
+"""The rule of every operator that torch itself marks as pointwise, unless it has its own."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ def _place() -> str:
     return f" ({line})" if line else ""
 
 
-def register_rows(*operators: Any) -> Callable[[RowRule], RowRule]:
-    """Register the rule of aten operators, by packet (`torch.ops.aten.mm`) or qualified name.
+def register_rows(*operators: OpOverloadPacket | str) -> Callable[[RowRule], RowRule]:
+    """Register the rule of operators: `torch.ops.aten.mm`, or `"aten.mm"` if a release may lack it.
 
     The rule gets a `RowCall` and returns `Rows(axis)` for its result, or one for each of several
     results; None says that a result does not depend on any example. It is a claim that the operator
@@ -99,33 +102,37 @@ def register_rows(*operators: Any) -> Callable[[RowRule], RowRule]:
     """
 
     def decorate(rule: RowRule) -> RowRule:
-        for operator in operators:
-            name = _name(operator)
-            if name in _RULES:
-                raise ValueError(f"{name} has a rule about its rows already")
-            _RULES[name] = rule
+        for operator in filter(None, map(_packet, operators)):
+            if operator in _RULES:
+                raise ValueError(f"{operator} has a rule about its rows already")
+            _RULES[operator] = rule
         return rule
 
     return decorate
 
 
-def unregister_rows(*operators: Any) -> None:
+def register_pointwise_rows(rule: RowRule) -> RowRule:
+    """Register the rule of all operators that torch marks as pointwise and that have no other."""
+    _POINTWISE[:] = [rule]
+    return rule
+
+
+def unregister_rows(*operators: OpOverloadPacket | str) -> None:
     """Take the rules of operators out of the table."""
-    for operator in operators:
-        _RULES.pop(_name(operator), None)
+    for operator in filter(None, map(_packet, operators)):
+        _RULES.pop(operator, None)
 
 
-def rule_count() -> int:
-    """How many operators have a rule: a model is proved anew when the table has changed."""
-    return len(_RULES)
-
-
-def find_row_rule(operator: Any) -> RowRule:
+def find_row_rule(operator: OpOverload) -> RowRule:
     """Return the rule of an operator, or refuse it by name."""
-    name = operator.overloadpacket._qualified_op_name.replace("::", ".")
-    rule = _RULES.get(name) or _RULES.get(name.removesuffix("_"))
+    packet = operator.overloadpacket
+    name = name_of(operator)
+    rule = _RULES.get(packet)
+    if rule is None and name.endswith("_"):  # the operator that writes into its argument
+        changed = _packet(name.removesuffix("_"))
+        rule = None if changed is None else _RULES.get(changed)
     if rule is None and torch.Tag.pointwise in operator.tags:
-        rule = _RULES["pointwise"]
+        (rule,) = _POINTWISE
     if rule is None:
         raise UnsupportedOperationError(
             f"{name}{_place()}: there is no rule about its rows, so it is not known whether it "
@@ -138,6 +145,15 @@ def find_row_rule(operator: Any) -> RowRule:
     return rule
 
 
-def _name(operator: Any) -> str:
-    name = operator if isinstance(operator, str) else operator._qualified_op_name
-    return str(name).replace("::", ".")
+def name_of(operator: OpOverload) -> str:
+    """Return the name of an operator as it is written behind `torch.ops.`."""
+    return operator.overloadpacket._qualified_op_name.replace("::", ".")
+
+
+def _packet(operator: OpOverloadPacket | str) -> OpOverloadPacket | None:
+    """Return the operator of a name; None if this release of torch has none."""
+    if not isinstance(operator, str):
+        return operator
+    namespace, name = operator.split(".")
+    found: OpOverloadPacket | None = getattr(getattr(torch.ops, namespace), name, None)
+    return found

@@ -252,3 +252,12 @@ def test_a_rule_of_ones_own():
         assert traced(lambda x: torch.linalg.matrix_exp(x), 3, 3)[0] == Rows(0)
     finally:
         bounds.unregister_rows(torch.ops.aten.linalg_matrix_exp)
+
+
+def test_an_operator_of_ones_own_inherits_no_rule_by_its_name():
+    own = torch.library.Library("clipless_tests", "DEF")
+    own.define("exp(Tensor x) -> Tensor")
+    own.impl("exp", lambda x: x - x.mean(dim=0), "CompositeExplicitAutograd")
+    traced(torch.ops.aten.exp, 4)
+    with pytest.raises(UnsupportedOperationError, match=r"clipless_tests\.exp .*there is no rule"):
+        traced(torch.ops.clipless_tests.exp, 4)

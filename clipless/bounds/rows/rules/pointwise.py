@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from clipless.bounds.rows._layout import Rows
-from clipless.bounds.rows._rule import RowCall, register_rows
+from clipless.bounds.rows._rule import RowCall, register_pointwise_rows, register_rows
 
 
+@register_pointwise_rows
 @register_rows(
-    "pointwise", "aten.clone", "aten._to_copy", "aten.detach", "aten.alias", "aten.lift_fresh",
+    "aten.clone", "aten._to_copy", "aten.detach", "aten.alias", "aten.lift_fresh",
     "aten.contiguous", "aten.where", "aten.masked_fill", "aten.nan_to_num", "aten.copy",
     "aten.bernoulli", "aten.clamp", "aten.fill", "aten.zero", "aten.complex", "aten.polar",
     "aten._thnn_fused_lstm_cell", "aten.celu", "aten.rrelu_with_noise",
