@@ -314,9 +314,9 @@ def test_a_50_layer_residual_network_takes_less_than_a_second():
         lip.SpectralLinear(32, 10),
     )
     bounds(nn.Sequential(lip.BoundedInput(1.0)), (1,))  # torch's own first-use imports
-    start = time.perf_counter()
+    start = time.process_time()  # a busy machine takes longer, and computes no more
     report = sensitivity(model, loss=losses.CrossEntropy(), input_shape=(3, 32, 32))
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert len(report.parameters) == 50
     assert report.lipschitz == pytest.approx(1.0)
 
