@@ -62,7 +62,7 @@ class RowCall:
 
     def refuse(self, reason: str) -> NoReturn:
         """Refuse the model: examples would not stay apart."""
-        raise advised(f"{self.name}{_place()}: {reason}")
+        raise advised(f"{self.name}{place_in_code()}: {reason}")
 
 
 _ADVICE = (
@@ -76,7 +76,8 @@ def advised(reason: str) -> UnsupportedOperationError:
     return UnsupportedOperationError(f"{reason}. {_ADVICE}")
 
 
-def _place() -> str:
+def place_in_code() -> str:
+    """Return the innermost line of the model's own code, in brackets."""
     import sys
 
     line = innermost_own_line(sys._getframe(1))
@@ -128,7 +129,7 @@ def find_row_rule(operator: Any) -> RowRule:
         rule = _RULES["pointwise"]
     if rule is None:
         raise UnsupportedOperationError(
-            f"{name}{_place()}: there is no rule about its rows, so it is not known whether it "
+            f"{name}{place_in_code()}: there is no rule about its rows, so it is not known whether it "
             "keeps examples apart. Compute this part without it, or, if its result for an example "
             "depends on that example alone, say so:\n\n"
             f"    @clipless.bounds.register_rows(torch.ops.{name})\n"
