@@ -129,8 +129,8 @@ def find_row_rule(operator: Any) -> RowRule:
         rule = _RULES["pointwise"]
     if rule is None:
         raise UnsupportedOperationError(
-            f"{name}{place_in_code()}: there is no rule about its rows, so it is not known whether it "
-            "keeps examples apart. Compute this part without it, or, if its result for an example "
+            f"{name}{place_in_code()}: there is no rule about its rows, so it is not known whether "
+            "it keeps examples apart. Compute this part without it, or, if its result for an example "
             "depends on that example alone, say so:\n\n"
             f"    @clipless.bounds.register_rows(torch.ops.{name})\n"
             "    def my_rule(call):\n"

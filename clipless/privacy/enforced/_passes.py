@@ -98,7 +98,7 @@ class PlanningPass(LayerPass):
     ) -> None:
         super().__init__(model)
         self.batch = batch
-        self.trace = RowTrace(batch, earlier=[each.trace for each in earlier])
+        self.trace: RowTrace = RowTrace(batch, earlier=[each.trace for each in earlier])
         self._uses: defaultdict[str, list[PlannedUse]] = defaultdict(list)
         self._meetings: list[tuple[Any, ...]] = []
 

@@ -110,7 +110,7 @@ def with_a_state(x):
 
 INDEPENDENT = {
     "sizes": lambda x: x.reshape(len(x), -1).view(len(x) * 3, 4).unflatten(0, (len(x), 3)),
-    "positions": lambda x: x + torch.arange(3).view(1, 3, 1) + torch.arange(4.0).expand(len(x), 3, 4),
+    "positions": lambda x: x + torch.arange(3).view(1, 3, 1) + torch.ones(4).expand(len(x), 3, 4),
     "own places": lambda x: x[torch.arange(len(x)), x.sum(2).argmax(1)],
     "masks": lambda x: x.masked_fill(torch.ones(len(x), 3, 3).tril()[..., :1] == 0, -1e9),
     "infinite masks": lambda x: x + torch.full((len(x), 3, 4), -torch.inf).triu(1),
