@@ -130,8 +130,8 @@ def find_row_rule(operator: Any) -> RowRule:
     if rule is None:
         raise UnsupportedOperationError(
             f"{name}{place_in_code()}: there is no rule about its rows, so it is not known whether "
-            "it keeps examples apart. Compute this part without it, or, if its result for an example "
-            "depends on that example alone, say so:\n\n"
+            "it keeps examples apart. Compute this part without it, or, if its result for an "
+            "example depends on that example alone, say so:\n\n"
             f"    @clipless.bounds.register_rows(torch.ops.{name})\n"
             "    def my_rule(call):\n"
             "        return call.rows(call.args[0])  # where the examples are in the result\n"
