@@ -29,6 +29,7 @@ from clipless.bounds.rows import (
     RowCall,
     Rows,
     RowTrace,
+    compare_passes,
     register_rows,
     trace_rows,
     unregister_rows,
@@ -71,6 +72,7 @@ __all__ = [
     "Rows",
     "RowCall",
     "RowTrace",
+    "compare_passes",
     "trace_rows",
     "without_shortcuts",
 ]

@@ -1,5 +1,6 @@
 """The proof that examples stay apart: the batch axis is followed through every aten operator."""
 
+from clipless.bounds.rows._calls import TracedCall, compare_passes
 from clipless.bounds.rows._layout import Rows
 from clipless.bounds.rows._libraries import without_shortcuts
 from clipless.bounds.rows._rule import RowCall, register_rows, unregister_rows
@@ -10,6 +11,8 @@ __all__ = [
     "Rows",
     "RowCall",
     "RowTrace",
+    "TracedCall",
+    "compare_passes",
     "register_rows",
     "unregister_rows",
     "trace_rows",

@@ -65,7 +65,7 @@ class RowCall:
 
     def refuse(self, reason: str) -> NoReturn:
         """Refuse the model: examples would not stay apart."""
-        raise advised(f"{self.name}{_place()}: {reason}")
+        raise advised(f"{self.name}{place_in_code()}: {reason}")
 
 
 _ADVICE = (
@@ -79,7 +79,8 @@ def advised(reason: str) -> UnsupportedOperationError:
     return UnsupportedOperationError(f"{reason}. {_ADVICE}")
 
 
-def _place() -> str:
+def place_in_code() -> str:
+    """Return the innermost line of the model's own code, in brackets."""
     import sys
 
     line = innermost_own_line(sys._getframe(1))
@@ -135,9 +136,9 @@ def find_row_rule(operator: OpOverload) -> RowRule:
         (rule,) = _POINTWISE
     if rule is None:
         raise UnsupportedOperationError(
-            f"{name}{_place()}: there is no rule about its rows, so it is not known whether it "
-            "keeps examples apart. Compute this part without it, or, if its result for an example "
-            "depends on that example alone, say so:\n\n"
+            f"{name}{place_in_code()}: there is no rule about its rows, so it is not known whether "
+            "it keeps examples apart. Compute this part without it, or, if its result for an "
+            "example depends on that example alone, say so:\n\n"
             f"    @clipless.bounds.register_rows(torch.ops.{name})\n"
             "    def my_rule(call):\n"
             "        return call.rows(call.args[0])  # where the examples are in the result\n"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from clipless.bounds.rows._calls import TracedCall, constants_of, numbers_in
 from clipless.bounds.rows._escapes import NoEscapes, refuse_rewriting_of_activations
 from clipless.bounds.rows._layout import Rows
-from clipless.bounds.rows._rule import Layout, RowCall, find_row_rule
+from clipless.bounds.rows._rule import Layout, RowCall, advised, find_row_rule, place_in_code
 from clipless.errors import UnsupportedOperationError
 
 
@@ -20,14 +22,18 @@ class RowTrace(TorchDispatchMode):
 
     It works on operators as they are executed, below autograd and below whatever Python code called
     them: no `forward` is too dynamic for it. Conversions of an example's values to Python numbers,
-    on which a decision could rest, are refused.
+    on which a decision could rest, are refused. So is whatever an `earlier` pass has computed from
+    its examples, and left somewhere.
     """
 
-    def __init__(self, batch: int) -> None:
+    def __init__(self, batch: int, *, earlier: Sequence[RowTrace] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.batch = batch
-        self.operators: list[str] = []
+        self.calls: list[TracedCall] = []
         """The operators that were executed on what depends on examples, in their order."""
+        self._earlier = tuple(earlier)
+        self._drawn: set[int] = set()
+        """The memory of tensors that hold random numbers, and nothing of any example."""
         self.refusal: UnsupportedOperationError | None = None
         """Why the model was refused: operators such as `*` turn errors into others."""
         self._layouts: dict[int, Rows] = {}
@@ -59,6 +65,11 @@ class RowTrace(TorchDispatchMode):
             tensor.numel() and _memory(tensor) in self._carrying
         )
 
+    @property
+    def operators(self) -> list[str]:
+        """The names of these operators."""
+        return [each.name for each in self.calls]
+
     def refuse(self, error: UnsupportedOperationError) -> None:
         """Note why the model is refused, whatever becomes of the error."""
         self.refusal = self.refusal or error
@@ -75,19 +86,54 @@ class RowTrace(TorchDispatchMode):
 
     def _follow_operator(self, function: Any, args: Any, kwargs: Any) -> Any:
         refuse_rewriting_of_activations()
-        output = function(*args, **kwargs)
-        call = RowCall(str(function.overloadpacket), args, kwargs, output, self.batch, self.rows)
+        name = str(function.overloadpacket)
+        call = RowCall(name, args, kwargs, None, self.batch, self.rows)
+        self._refuse_earlier(call)
         if all(self.rows(each) is None for each in call.tensors()):
+            output = function(*args, **kwargs)
+            self._note_drawn(function, call, output)
             return output
-        self.operators.append(call.name)
+        met = constants_of(call, self._is_drawn)  # before it is written to
+        output = function(*args, **kwargs)
+        call = replace(call, output=output)
         layouts = find_row_rule(function)(call)
         outputs = output if isinstance(output, tuple | list) else (output,)
         found = layouts if isinstance(layouts, tuple | list) else (layouts,) * len(outputs)
+        results = []
         for tensor, rows in zip(outputs, found, strict=True):
             if isinstance(tensor, Tensor) and rows is not None:
                 self._check(call, tensor, rows)
                 self._note(tensor, rows)
+                rest = tensor.shape[: rows.axis] + tensor.shape[rows.axis + 1 :]
+                results.append((rows, tuple(rest)))
+            elif torch.Tag.nondeterministic_seeded in function.tags:
+                self._note_drawn(function, call, tensor)
+        numbers = (*numbers_in(args), *numbers_in(kwargs.values()))
+        self.calls.append(TracedCall(name, place_in_code(), numbers, met, tuple(results)))
         return output
+
+    def _refuse_earlier(self, call: RowCall) -> None:
+        for earlier in self._earlier:
+            for each in call.tensors():
+                if each.numel() and _memory(each) in earlier._carrying:
+                    raise advised(
+                        f"{call.name}{place_in_code()}: what an earlier batch has left (a state "
+                        "that is kept from one call of the model to the next) meets the examples "
+                        "of this one, and one example's contribution would depend on those of "
+                        "others. Begin each pass without memory of earlier ones"
+                    )
+
+    def _is_drawn(self, tensor: Tensor) -> bool:
+        return bool(self._drawn and tensor.numel() and _memory(tensor) in self._drawn)
+
+    def _note_drawn(self, function: Any, call: RowCall, output: Any) -> None:
+        """Note tensors of random numbers, and what is computed from them."""
+        random = torch.Tag.nondeterministic_seeded in function.tags
+        if random or any(map(self._is_drawn, call.tensors())):
+            for each in output if isinstance(output, tuple | list) else (output,):
+                if isinstance(each, Tensor) and each.numel() and each.device.type != "meta":
+                    self._kept.append(each)
+                    self._drawn.add(_memory(each))
 
     def _check(self, call: RowCall, tensor: Tensor, rows: Rows) -> None:
         if tensor.shape[rows.axis] != rows.outer * self.batch * rows.inner:
@@ -120,6 +166,8 @@ def trace_rows(run: Callable[[], Any], inputs: Iterable[Tensor], trace: RowTrace
         if trace.refusal is None or trace.refusal is error:
             raise
         raise trace.refusal from error
+    if trace.refusal is not None:  # which the model's own `except` has caught
+        raise trace.refusal
     refuse_own_gradients(tensors_in(output))
     return trace
 

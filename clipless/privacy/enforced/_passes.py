@@ -93,9 +93,12 @@ class LayerPass:
 class PlanningPass(LayerPass):
     """Notes the uses of parameters in a pass that a `RowTrace` follows."""
 
-    def __init__(self, model: nn.Module, batch: int) -> None:
+    def __init__(
+        self, model: nn.Module, batch: int, *, earlier: Sequence[PlanningPass] = ()
+    ) -> None:
         super().__init__(model)
-        self.batch, self.trace = batch, RowTrace(batch)
+        self.batch = batch
+        self.trace: RowTrace = RowTrace(batch, earlier=[each.trace for each in earlier])
         self._uses: defaultdict[str, list[PlannedUse]] = defaultdict(list)
         self._meetings: list[tuple[Any, ...]] = []
 

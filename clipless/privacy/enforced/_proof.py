@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clipless.bounds import Rows, hooks_of, refuse_global_hooks, seed_generators, trace_rows
+from clipless.bounds import (
+    Rows,
+    compare_passes,
+    hooks_of,
+    refuse_global_hooks,
+    seed_generators,
+    trace_rows,
+)
 from clipless.errors import UnsupportedOperationError
 from clipless.privacy.enforced._calls import StandIns
 from clipless.privacy.enforced._inputs import InputSpec, call
@@ -35,8 +46,9 @@ def prove_rows_apart(model: nn.Module, spec: InputSpec, *, exact: bool | None) -
     """Follow the batch axis through a forward pass in training mode, or refuse the model.
 
     The pass is the one that training will run, with its layers in place, on random inputs in
-    batches of two sizes; both must take the same way. What it computes must be what the model
-    computes by itself. (That is compared in evaluation mode, in which nothing is drawn at random.)
+    batches of two sizes, and a second time in one of them: all must do the same to each example,
+    whatever an earlier pass has left in the model. What it computes must be what the model computes
+    by itself. (That is compared in evaluation mode, in which nothing is drawn at random.)
     """
     _refuse_hooks(model)
     for problem in batch_norms(model):
@@ -46,29 +58,34 @@ def prove_rows_apart(model: nn.Module, spec: InputSpec, *, exact: bool | None) -
         model.train()
     stand_ins = StandIns(model, exact)
     try:
-        with torch.random.fork_rng(devices=_cuda_devices(model)):
-            batches = _batch_sizes(model, spec)
-            first, second = (_planned(model, spec, batch, stand_ins) for batch in batches)
+        with _undisturbed_generators(model):
+            small, large = _batch_sizes(model, spec)
+            passes: list[PlanningPass] = []
+            shapes = [_planned(model, spec, batch, stand_ins, passes)
+                      for batch in (large, small, small)]  # fmt: skip
             model.eval()
-            _compare(model, spec, batches[0], stand_ins)
+            _compare(model, spec, small, stand_ins, passes)
     finally:
         for module, before in zip(model.modules(), training, strict=True):
             module.training = before
-    if first != second:
-        raise UnsupportedOperationError(
-            "the model does something else in a batch of another size: its examples would depend "
-            "on how many others there are. Write its forward without looking at the batch's size."
-        )
-    planned, output_shape, operators = first
-    return ProvedModel(spec, planned, output_shape, len(operators))
+    first = passes[0]
+    for other, shape in zip(passes[1:], shapes[1:], strict=True):
+        compare_passes(first.trace.calls, other.trace.calls, (first.batch, other.batch))
+        if (first.planned, shapes[0]) != (other.planned, shape):
+            raise UnsupportedOperationError(
+                "the model uses its parameters otherwise in another pass, or in a batch of another "
+                "size. Write its forward such that it does the same in every pass."
+            )
+    return ProvedModel(spec, first.planned, shapes[0], len(first.trace.calls))
 
 
 def _planned(
-    model: nn.Module, spec: InputSpec, batch: int, stand_ins: StandIns
-) -> tuple[PlannedUses, tuple[int, ...], tuple[str, ...]]:
-    """Trace a pass in training mode: the uses of parameters, the output, and the operators."""
+    model: nn.Module, spec: InputSpec, batch: int, stand_ins: StandIns,
+    passes: list[PlanningPass],
+) -> tuple[int, ...]:  # fmt: skip
+    """Trace a pass in training mode, add it to those before it, and return its output's shape."""
     versions = [(name, each, each._version) for name, each in model.named_buffers()]
-    planning = PlanningPass(model, batch)
+    planning = PlanningPass(model, batch, earlier=passes)
     output = _run(model, spec, planning, stand_ins)
     written = [name for name, each, version in versions if each._version != version]
     if written:
@@ -88,7 +105,8 @@ def _planned(
             f"the model's output, of shape {tuple(output.shape)}, does not have the examples on "
             "its first axis, one entry for each."
         )
-    return planning.planned, tuple(output.shape[1:]), tuple(planning.trace.operators)
+    passes.append(planning)
+    return tuple(output.shape[1:])
 
 
 def _run(model: nn.Module, spec: InputSpec, planning: PlanningPass, stand_ins: StandIns) -> Any:
@@ -102,16 +120,21 @@ def _run(model: nn.Module, spec: InputSpec, planning: PlanningPass, stand_ins: S
 
     inputs = spec.random(planning.batch, _device(model))
     seed_generators(model)
+    random.seed(0)
+    np.random.seed(0)
     with stand_ins.installed():
         trace_rows(run, inputs, planning.trace)
     return main_output(found[0])
 
 
-def _compare(model: nn.Module, spec: InputSpec, batch: int, stand_ins: StandIns) -> None:
+def _compare(
+    model: nn.Module, spec: InputSpec, batch: int, stand_ins: StandIns,
+    passes: Sequence[PlanningPass],
+) -> None:  # fmt: skip
     """Refuse a model that computes something else with its layers in place than by itself."""
     with torch.no_grad():
         plain = main_output(call(model, spec, spec.random(batch, _device(model))))
-    output = _run(model, spec, PlanningPass(model, batch), stand_ins)
+    output = _run(model, spec, PlanningPass(model, batch, earlier=passes), stand_ins)
     if not _alike(plain, output):
         raise UnsupportedOperationError(
             "with thresholds the model computes something else than by itself: a layer's forward "
@@ -165,6 +188,18 @@ def _refuse_hooks(model: nn.Module) -> None:
                 "the model carries a hook of its own, which would run outside of what is traced. "
                 "Put it on a module inside of the model, or remove it."
             )
+
+
+@contextmanager
+def _undisturbed_generators(model: nn.Module) -> Iterator[None]:
+    """Leave all generators as they were found."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=_cuda_devices(model)):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _cuda_devices(model: nn.Module) -> list[torch.device]:

@@ -1,4 +1,4 @@
-"""Trials of the running model: one example changes, and all the others must not notice.
+"""Trials of the running model: one example changes, or is left out, and no other must notice.
 
 That examples stay apart is proved by the trace of the model. The model that runs may be another one
 (globals, hooks inside of objects, compiled code with a fault), so it is put to the test now and
@@ -59,6 +59,8 @@ class RowTrial:
         """Whether the inputs of the pass under way are to be compared with earlier ones."""
         self._seen: tuple[dict[int, int], list[Tensor]] = {}, []
         """Inputs of an earlier batch, and the row in them of each example."""
+        self._draws = False
+        """Whether the pass that was run last has drawn random numbers."""
 
     def hold(self, inputs: Sequence[Any], run: Pass | None) -> bool:
         """Hold a trial if one is due, of the model itself and of the way in which it is run."""
@@ -70,6 +72,8 @@ class RowTrial:
         self.looks_at_inputs = session.loader.repeats_rows
         few = [x[:_ROWS] if isinstance(x, Tensor) else x for x in inputs]
         self.check(few, self._eager)
+        if rows > 2:
+            self.check_left_out(few)
         if run is not None:
             self.check(inputs, run)
         return True
@@ -131,33 +135,74 @@ class RowTrial:
                     "and report this."
                 )
 
+    def check_left_out(self, inputs: Sequence[Any]) -> None:
+        """Raise `PrivacyError` if the others notice that an example is not in the batch.
+
+        A sample without it is smaller, and what comes after it has other places. (What a model
+        draws at random falls on other examples then: of such a one nothing can be told.)
+        """
+        rows = next(x.shape[0] for x in inputs if isinstance(x, Tensor))
+        with _undisturbed(self._session._trainable[0].device):
+            row = random.randrange(rows - 1)
+            kept = [each for each in range(rows) if each != row]
+            fewer = [x[kept] if isinstance(x, Tensor) else x for x in inputs]
+            whole = self._pass(inputs, self._eager, row, alone=False)
+            if self._draws or not _alike(whole, whole):  # of what is not finite neither
+                return
+            rest = self._pass(fewer, self._eager, row, alone=False, left_out=True)
+        output = whole[0]
+        if output is None or not _alike([output[kept], *whole[1:]], rest):
+            raise PrivacyError(
+                "when one example was left out of a batch, what the model computes for the others "
+                "changed: it depends on how many examples there are, or on their places in the "
+                "batch. Then a sample without an example differs from one with it in all the "
+                "others, too, and no sensitivity is bounded. Keep every operation within one "
+                "example."
+            )
+
     def _eager(self, *inputs: Any) -> tuple[Tensor, None]:
         return self._session.run_eagerly(inputs), None
 
     def _pass(
-        self, inputs: Sequence[Any], run: Pass, row: int, *, alone: bool
+        self, inputs: Sequence[Any], run: Pass, row: int, *, alone: bool, left_out: bool = False
     ) -> list[Tensor | None]:
         """Return the output and the gradients of one row `alone`, or of all but that one.
 
         One row alone has cotangents far above what the output guard lets through, so that bounds
-        have to act.
+        have to act. A row that is `left_out` is not among the inputs, and all others have the
+        cotangents that they have beside it.
         """
         session = self._session
         session.enforcement.begin_pass(inputs)
         seed_generators(session.model)
         random.seed(0)
         np.random.seed(0)
+        before = _generator_states(device := session._trainable[0].device)
         output, backward = run(*inputs)
+        self._draws = before != _generator_states(device)
         limit = session.plan.loss_lipschitz / session.plan.loss_divisor
         limit *= _HUGE if alone else _SMALL
-        trial = torch.linspace(0.5, 1.5, output.numel(), device=output.device) * limit
-        trial = trial.view(output.shape).to(output.dtype)
-        chosen = torch.arange(output.shape[0], device=output.device) == row
+        rows = output.shape[0] + left_out
+        size = rows * output.shape[1:].numel()
+        trial = torch.linspace(0.5, 1.5, size, device=output.device) * limit
+        trial = trial.view(rows, *output.shape[1:]).to(output.dtype)
+        chosen = torch.arange(rows, device=output.device) == row
+        if left_out:
+            trial, chosen = trial[~chosen], chosen[~chosen]
         chosen = (chosen if alone else ~chosen).view(-1, *[1] * (output.ndim - 1))
         backward = backward or functools.partial(session.enforcement.gradients, output)
         with without_autocast(output.device.type):
             found = backward(torch.where(chosen, trial, 0.0))
         return [torch.where(chosen, output.detach(), 0.0), *found]
+
+
+def _generator_states(device: torch.device) -> tuple[object, ...]:
+    """Where the generators are that a model may draw from."""
+    own = [torch.get_rng_state()]
+    if device.type == "cuda":
+        own.append(torch.cuda.get_rng_state(device))
+    states = [state.numpy().tobytes() for state in own]
+    return (*states, random.getstate(), str(np.random.get_state()))
 
 
 def _alike(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:

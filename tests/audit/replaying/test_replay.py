@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import clipless
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
-from clipless.audit import record, replay, with_empty_record
+from clipless.audit import record, replay, with_empty_record, with_empty_user
 from clipless.common import fresh_bits
 from clipless.errors import PrivacyError
 from clipless.images import ImageRule, train_images
-from clipless.privacy import Ledger, Relation
+from clipless.privacy import EnforcedBounds, Ledger, Relation, Users
 from clipless.statistics import PrivateRows, fit_channels, fit_covariance, fit_scaling
 from clipless.training import Trainer, TrainingOptions
 from tests.audit.neighbours import LONE, assert_replays, neighbours, records, with_record
@@ -97,6 +97,53 @@ def test_engine_loop(options):
         return trained(DataLoader(TensorDataset(*data), batch_size=20), **options)
 
     assert_replays(record(run, data), neighbours(data))
+
+
+def ordinary():
+    """No Lipschitz layer in it: its bounds are enforced."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Dropout(0.2), nn.Linear(8, 3)
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bounds": EnforcedBounds(thresholds=0.3), "micro_batch_size": 5},
+        {"noise": "correlated", "sampling": "epochs"},
+        pytest.param({"pad": True}, marks=pytest.mark.slow),
+    ],
+    ids=["fixed thresholds", "epochs", "padded"],
+)
+def test_any_network(options):
+    data = records()
+
+    def run(data):
+        loader = DataLoader(TensorDataset(*data), batch_size=20)
+        return trained(loader, model=ordinary(), **{"bounds": "enforced"} | options)
+
+    assert_replays(record(run, data), neighbours(data))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"bounds": "enforced", "model": ordinary}, marks=pytest.mark.slow)],
+    ids=["proved", "enforced"],
+)
+def test_people_with_several_records(options):
+    """Every user emptied, and one whose records all hold something extreme."""
+    data, users = records(60), Users(np.arange(60) * 7 % 23, records=2)
+
+    def run(data):
+        made = {key: each() if key == "model" else each for key, each in options.items()}
+        loader = DataLoader(TensorDataset(*data), batch_size=20)
+        return trained(loader, unit=users, **made)
+
+    others = {f"user {user} emptied": with_empty_user(data, users, user) for user in range(23)}
+    for value in (0.0, 1e30, math.nan, math.inf):
+        others[f"all records of one are {value}"] = with_record(data, users.of(4), value, 2)
+    assert_replays(record(run, data), others)
 
 
 @pytest.mark.slow

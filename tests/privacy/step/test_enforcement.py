@@ -478,6 +478,24 @@ class _Exchanged(torch.autograd.Function):
         return cotangent * ctx.saved_tensors[0].sum().cos()
 
 
+class Counting(Odd):
+    def middle(self, x):
+        return x * (10.0 / len(x)) if SWITCH.on else x
+
+
+class Placing(Odd):
+    def middle(self, x):
+        return x + torch.arange(len(x)).view(-1, *[1] * (x.ndim - 1)) if SWITCH.on else x
+
+
+@pytest.mark.parametrize("kind", [Counting, Placing], ids=lambda kind: kind.__name__)
+def test_examples_that_depend_on_the_size_of_the_sample_are_noticed(kind):
+    run = Run(kind(), batch_size=60).steps(1)
+    SWITCH.on = True
+    with pytest.raises(PrivacyError, match="left out of a batch"):
+        run.steps(4)
+
+
 @pytest.mark.parametrize("compile", [False, "aot_eager"])
 @pytest.mark.parametrize("kind", [Mixing, MixingBackwards], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("steps", [0, 1, 3])

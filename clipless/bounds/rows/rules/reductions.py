@@ -23,7 +23,7 @@ def _dims(call: RowCall, ndim: int) -> list[int]:
 
 @register_rows(
     "aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.min", "aten.any",
-    "aten.all", "aten.argmax", "aten.argmin", "aten.prod", "aten.var", "aten.std", "aten.var_mean",
+    "aten.all", "aten.argmax", "aten.argmin", "aten.var", "aten.std", "aten.var_mean",
     "aten.std_mean", "aten.logsumexp", "aten.linalg_vector_norm", "aten.norm", "aten.median",
     "aten.nansum", "aten.nanmean", "aten.mode", "aten.aminmax", "aten.count_nonzero",
 )  # fmt: skip
@@ -44,7 +44,7 @@ def reduce(call: RowCall) -> Rows:
 
 @register_rows(
     "aten._softmax", "aten._log_softmax", "aten._safe_softmax", "aten.softmax", "aten.log_softmax",
-    "aten.cumsum", "aten.cumprod", "aten.logcumsumexp", "aten.cummax", "aten.cummin", "aten.sort",
+    "aten.cumsum", "aten.logcumsumexp", "aten.cummax", "aten.cummin", "aten.sort",
     "aten.argsort", "aten.glu", "aten._softmax_backward_data",
 )  # fmt: skip
 def along(call: RowCall) -> Rows:
@@ -55,6 +55,18 @@ def along(call: RowCall) -> Rows:
     if rows.axis == _axis(int(dim), x.ndim):
         call.refuse("it works along the batch axis")
     return rows
+
+
+@register_rows("aten.prod", "aten.cumprod")
+def product(call: RowCall) -> Rows:
+    """Products of an example's own entries, where nobody differentiates them."""
+    if call.args[0].requires_grad:
+        # It looks for zeros in the whole batch, and computes other roundings if there is one.
+        call.refuse(
+            "how torch differentiates products depends on whether any example of the batch has a "
+            "zero in them. Use the exponential of a sum of logarithms, or multiply entry by entry"
+        )
+    return along(call) if call.name.startswith("aten.cumprod") else reduce(call)
 
 
 @register_rows("aten.topk", "aten.kthvalue")
