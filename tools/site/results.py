@@ -60,8 +60,8 @@ def _index(pages: Sequence[tuple[str, str, str]]) -> str:
         "# Results", "",
         "Every table here is generated from the JSON files in `benchmarks/results/`, which hold "
         "machine, date, versions and command. Accuracies of several seeds are means, with the "
-        "smallest and the largest behind them. Rows in which we lose are there like all others. Each "
-        "page begins with the exact command.",
+        "smallest and the largest behind them. Rows in which we lose are there too. Each page "
+        "begins with the exact command.",
         "",
         "| page | measured with |", "|---|---|",
     ]  # fmt: skip
