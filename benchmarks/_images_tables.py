@@ -4,8 +4,11 @@ import json
 import statistics
 from collections import defaultdict
 
-from _results import RESULTS
+from _results import RESULTS, save_figure
 
+from clipless.plots import COLOURS, INK, new_figure
+
+LEGEND = {"frameon": False, "labelcolor": INK, "fontsize": 9}
 # (data set, epsilon) -> {whose: accuracy in percent}; delta 1e-5, no real public data.
 PUBLISHED = {
     ("mnist", 3.0): {"scattering + clipped linear": 98.7, "clipped CNN": 98.1},
@@ -98,18 +101,12 @@ def print_tables():
 
 
 def plot():
-    """Write `images.svg`: accuracy against epsilon, and certified accuracy against the radius."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    pyplot.rcParams["svg.hashsalt"] = "clipless"  # the same file for the same figures
-    names = ("mnist", "fashion-mnist", "cifar10")
-    figure, panels = pyplot.subplots(1, 4, figsize=(16, 3.6), layout="constrained")
-    for panel, name in zip(panels, names, strict=False):
-        drawn = False
-        for label, prior in (("scattering + linear", False), ("random prior + linear", True)):
+    """Write `images.svg` and `images-certificates.svg`: accuracy over epsilon, and certified."""
+    blue, orange, grey, _ = COLOURS
+    names = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+    figure, panels = new_figure(panels=3, width=3.2, height=4.4)
+    for axes, (name, title) in zip(panels, names.items(), strict=True):
+        for label, prior, colour in (("scattering", False, blue), ("random prior", True, orange)):
             points = sorted(
                 (row["epsilon"], row["mean"], row["spread"])
                 for (dataset, recipe), row in summary().items()
@@ -117,29 +114,32 @@ def plot():
             )
             if points:
                 x, y, spread = zip(*points, strict=True)
-                panel.errorbar(x, y, yerr=spread, marker="o", label=f"clipless, {label}")
-                drawn = True
+                axes.errorbar(x, y, yerr=spread, marker="o", color=colour, label=label)
+        numbers = {}
         for (dataset, epsilon), others in PUBLISHED.items():
             for whose, value in others.items() if dataset == name else ():
-                panel.plot(epsilon, value, "x", color="gray")
-                rightmost = epsilon == max(e for d, e in PUBLISHED if d == name)
-                panel.annotate(
-                    whose, (epsilon, value), xytext=(-4 if rightmost else 4, -2), fontsize=6,
-                    textcoords="offset points", ha="right" if rightmost else "left",
-                )  # fmt: skip
-        panel.set(title=name, xlabel="epsilon at delta 1e-5", ylabel="accuracy (%)")
-        if drawn:
-            panel.legend(fontsize=7, loc="center right" if name == "cifar10" else "upper left")
-    for label, table, style in (
-        ("clipless, epsilon 20", certificate_rows(20.0), "-o"),
-        ("clipless, epsilon 1", certificate_rows(1.0), "-o"),
-        ("paper, epsilon 20", PAPER_CERTIFICATES, "--x"),
+                number = numbers.setdefault(whose, len(numbers) + 1)
+                axes.text(
+                    epsilon, value, str(number), color=grey, fontsize=9, ha="center", va="center"
+                )
+                axes.plot(epsilon, value, color=grey)  # so that the axes reach there
+        axes.set(title=title, xlabel="epsilon at delta 1e-5", ylabel="accuracy (%)")
+        axes.margins(0.12)
+        for whose, number in numbers.items():
+            axes.plot([], [], " ", label=f"{number}  {whose}")
+        axes.legend(**LEGEND, loc="upper center", bbox_to_anchor=(0.5, -0.2), handlelength=1.2)
+    save_figure(figure, RESULTS / "images.svg")
+
+    figure, (axes,) = new_figure(width=5.6, height=3.4)
+    for label, table, style, colour in (
+        ("clipless, epsilon 20", certificate_rows(20.0), "-o", blue),
+        ("clipless, epsilon 1", certificate_rows(1.0), "-o", orange),
+        ("paper, epsilon 20", PAPER_CERTIFICATES, "--x", grey),
     ):
         if table:
             best = [max(row[0][i] for row in table.values()) for i in range(len(PAPER_RADII))]
-            panels[3].plot(PAPER_RADII, best, style, label=f"{label}, best temperature")
-    panels[3].set(
-        title="cifar10, certified", xlabel="radius x 255", ylabel="certified accuracy (%)"
-    )
-    panels[3].legend(fontsize=7)
-    figure.savefig(RESULTS / "images.svg", metadata={"Date": None})
+            axes.plot(PAPER_RADII, best, style, color=colour, label=label, markersize=4)
+    axes.set(title="CIFAR-10, best temperature of each radius", xlabel="radius times 255",
+             ylabel="certified accuracy (%)")  # fmt: skip
+    axes.legend(**LEGEND)
+    save_figure(figure, RESULTS / "images-certificates.svg")

@@ -70,3 +70,12 @@ def _write(name: str, content: Any) -> Path:
     if RESULTS != COMMITTED:
         print(f"kept in {RESULTS}; CLIPLESS_COMMIT_RESULTS=1 writes to {COMMITTED}")
     return path
+
+
+def save_figure(figure: Any, path: Path) -> Path:
+    """Write a figure of `clipless.plots` as SVG, the same file for the same figures."""
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
+        figure.savefig(path, transparent=True, metadata={"Date": None})
+    return path

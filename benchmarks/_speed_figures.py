@@ -3,6 +3,12 @@
 import json
 from pathlib import Path
 
+from _results import save_figure
+
+from clipless.plots import COLOURS as SERIES
+from clipless.plots import EDGE, INK, new_figure
+
+BLUE, ORANGE, GREY, GREEN = SERIES
 LABELS = {
     "nonprivate-relu": "non-private, ReLU",
     "nonprivate-lipschitz": "non-private, Lipschitz",
@@ -11,14 +17,7 @@ LABELS = {
     "opacus-ghost": "Opacus, ghost clipping",
     "vmap-clipping": "torch.func.vmap, clipping",
 }
-COLOURS = {
-    "nonprivate-relu": "#555555",
-    "nonprivate-lipschitz": "#9a9a9a",
-    "clipless": "#1f6fb2",
-    "opacus-hooks": "#c8553d",
-    "opacus-ghost": "#e09f3e",
-    "vmap-clipping": "#6a994e",
-}
+COLOURS = dict(zip(LABELS, (GREY, EDGE, BLUE, ORANGE, "#e0a03e", GREEN), strict=True))
 STYLES = {"eager": "--", "compiled": "-", "bfloat16": ":"}
 
 
@@ -65,25 +64,19 @@ def _ratio(row: dict, plain: dict | None, key: str) -> str:
 
 def draw(folder: Path) -> Path:
     """Redraw the paper's figure: time and memory of a step against the size of the batch."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
     from matplotlib.lines import Line2D
 
     source = next(p for p in (folder / "speed-gpu.json", folder / "speed-cpu.json") if p.exists())
     rows = _lines(json.loads(source.read_text()))
     machine = json.loads(source.with_suffix(".about.json").read_text())["machine"]
+    where = machine.get("gpu", machine["cpu"])
     models = sorted({r["model"] for r in rows}, key=lambda m: _size(rows, m))
-    figure, axes = plt.subplots(
-        len(models), 2, figsize=(10, 3.4 * len(models) + 1), squeeze=False, layout="constrained"
-    )
-    for line, model in enumerate(models):
-        for axis, key, unit in zip(
-            axes[line], ("milliseconds", "peak_gib"), ("milliseconds a step", "peak memory, GiB"),
-            strict=True,
+    figure, panels = new_figure(panels=2 * len(models), width=3.9, height=3.9)
+    for place, model in enumerate(models):
+        for axes, key, unit in zip(
+            panels[2 * place :], ("milliseconds", "peak_gib"),
+            ("milliseconds a step", "peak memory, GiB"), strict=False,
         ):  # fmt: skip
-            axis.set_ylabel(unit)
             for method, colour in COLOURS.items():
                 for mode, style in STYLES.items():
                     points = sorted(
@@ -93,24 +86,23 @@ def draw(folder: Path) -> Path:
                         and r[key] is not None
                     )
                     if points:
-                        axis.plot(*zip(*points, strict=True), style, color=colour, marker=".")
-            axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
-            axis.grid(alpha=0.3)
-            axis.set_xlabel("batch")
-        axes[line][0].set_title(f"{model} ({_size(rows, model):,} parameters)", fontsize=10)
+                        axes.plot(*zip(*points, strict=True), style, color=colour, marker=".")
+            axes.set(xscale="log", yscale="log", xlabel="batch", ylabel=unit)
+            sizes = sorted({r["batch"] for r in rows if r["model"] == model})
+            axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30)
+            axes.minorticks_off()
+        panels[2 * place].set_title(f"{_size(rows, model):,} parameters, {where}")
     shown = {row["method"] for row in rows}
     methods = [Line2D([], [], color=COLOURS[m], label=LABELS[m]) for m in COLOURS if m in shown]
     drawn = {row["mode"] for row in rows}
     modes = [
-        Line2D([], [], color="black", linestyle=s, label=m) for m, s in STYLES.items() if m in drawn
+        Line2D([], [], color=INK, linestyle=s, label=m) for m, s in STYLES.items() if m in drawn
     ]
-    figure.legend(handles=[*methods, *modes], loc="outside lower center", ncols=4, fontsize=8)
-    where = machine.get("gpu", machine["cpu"])
-    figure.suptitle(f"One training step, {where}", fontsize=11)
-    path = folder / "speed.png"
-    figure.savefig(path, dpi=130)
-    return path
+    figure.legend(
+        handles=[*methods, *modes], loc="outside lower center", ncols=3, frameon=False,
+        labelcolor=INK, fontsize=9,
+    )  # fmt: skip
+    return save_figure(figure, folder / "speed.svg")
 
 
 def _lines(rows: list[dict]) -> list[dict]:

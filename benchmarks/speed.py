@@ -3,7 +3,7 @@
     python benchmarks/speed.py [--device cuda] [--seconds 600] [--add] [--quick]
                                [--models cnn-400K mixer] [--batches 512 2048]
                                [--methods clipless opacus-ghost] [--modes eager compiled]
-    python benchmarks/speed.py --plot        # draw results/speed.png from what was measured
+    python benchmarks/speed.py --plot        # draw results/speed.svg from what was measured
 
 All methods and modes of one network and batch size are measured in one process, in turns, so that
 whatever else the machine does hits all alike; figures are medians. `compiled` is torch.compile

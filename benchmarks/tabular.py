@@ -11,7 +11,7 @@ the first split, among four settings: a search that is free for the baseline, an
 Tables of fewer than 5,000 rows take four times as many seeds. With two jobs, two sets run side by
 side, on one core each: times are those of one core.
 
-Writes `results/tabular.json`, `tabular.md` and `tabular.png`.
+Writes `results/tabular.json`, `tabular.md` and `tabular.svg`.
 """
 
 import argparse
@@ -27,10 +27,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from _results import RESULTS, save_rows
+from _results import RESULTS, save_figure, save_rows
 from sklearn.metrics import roc_auc_score
 
 from clipless.data import load
+from clipless.plots import COLOURS, INK, new_figure
 from clipless.privacy import (
     FullBatch,
     LargeDelta,
@@ -199,32 +200,27 @@ def table(rows: list[dict[str, Any]], names: list[str]) -> str:
 
 
 def plot(rows: list[dict[str, Any]], names: list[str], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 2))
+    blue, orange, grey, _ = COLOURS
+    figure, (left, right) = new_figure(panels=2, width=4.6, height=3.9)
     places = np.arange(len(names))
-    left.plot(places - 0.15, [PAPER[n][0] for n in names], "x", color="0.45", label="paper, DP-SGD")
-    left.plot(places - 0.05, [PAPER[n][1] for n in names], "+", color="0.25",
+    left.plot(places - 0.15, [PAPER[n][0] for n in names], "x", color=grey, label="paper, DP-SGD")
+    left.plot(places - 0.05, [PAPER[n][1] for n in names], "+", color=INK,
               label="paper, Clipless", markersize=9)  # fmt: skip
-    for shift, method, colour in ((0.1, "opacus", "tab:orange"), (0.22, "clipless", "tab:blue")):
+    for shift, method, colour in ((0.1, "opacus", orange), (0.22, "clipless", blue)):
         found = [summary(rows, n, method, "auroc") for n in names]
         left.errorbar(places + shift, [m for m, _ in found], [s for _, s in found], fmt="o",
-                      color=colour, label=method, capsize=2)  # fmt: skip
+                      color=colour, label=method, capsize=2, markersize=4)  # fmt: skip
         seconds = [summary(rows, n, method, "seconds")[0] for n in names]
         right.bar(places + (shift - 0.16) * 3, seconds, 0.36, color=colour, label=method)
-    for axis, title, free in (
-        (left, "AUROC in %, epsilon = 1", "lower center"),
+    for axes, title, free in (
+        (left, "AUROC in %, epsilon 1", "lower center"),
         (right, "seconds of a fit", "upper right"),
     ):
-        axis.set_xticks(places, names, rotation=35, ha="right")
-        axis.set_title(title)
-        axis.grid(axis="y", alpha=0.3)
-        axis.legend(fontsize=8, loc=free)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
+        axes.set_xticks(places, names, rotation=35, ha="right")
+        axes.set_title(title)
+        axes.grid(visible=False, axis="x")
+        axes.legend(loc=free, frameon=False, labelcolor=INK, fontsize=9)
+    save_figure(figure, path)
 
 
 def main() -> None:
@@ -253,7 +249,7 @@ def write(rows: list[dict[str, Any]], names: list[str]) -> None:
     print(written, flush=True)
     save_rows("tabular", rows, notes=f"opacus: best of {SEARCH} (learning rate, clipping norm)")
     (RESULTS / "tabular.md").write_text(written)
-    plot(rows, names, RESULTS / "tabular.png")
+    plot(rows, names, RESULTS / "tabular.svg")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from clipless import losses, models
 from clipless import nn as lip
 from clipless.data import load
 from clipless.images import ImageFeatures, ImageRule, decorrelation
-from clipless.privacy import Ledger, PrivacyOptions, PrivacyReport, Relation
+from clipless.privacy import LargeDelta, Ledger, PrivacyOptions, PrivacyReport, Relation
 from clipless.statistics import ChannelStatistics, PrivateRows, fit_channels, fit_covariance
 from clipless.training import LayerAdam, Trainer, TrainingOptions
 
@@ -42,6 +42,8 @@ POOLS = ((3, 4), (2, 4), (1, 4))
 """Which features: (stage, n) averages the maps of a stage of the backbone over n x n fields."""
 HEAD = {"temperature": 256.0, "gradient_clip": 0.2, "learning_rate": 0.0005}
 """What replaces choices of `ImageRule`."""
+DELTA = LargeDelta(1e-5)
+"""That of the papers to compare with; the default would be 0.1/N."""
 
 
 class Block(nn.Module):
@@ -273,7 +275,7 @@ def private_head(
     *,
     classes: int,
     epsilon: float,
-    delta: float = 1e-5,
+    delta: float = DELTA,
     rule: ImageRule | None = None,
     progress: bool = False,
 ) -> PrivateHead:

@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -214,3 +215,13 @@ def test_links_out_of_the_docs_are_those_that_the_site_can_follow():
     changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
     for link in re.findall(r"\]\(([^)#:]+)\)", changelog):
         assert link.startswith("docs/"), link
+
+
+def test_the_release_check_tries_every_extra_of_users():
+    release = ROOT / "tools" / "release"
+    spec = importlib.util.spec_from_file_location("release_smoke", release / "smoke.py")
+    smoke = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(smoke)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = set(project["optional-dependencies"]) - {"test", "dev", "docs", "release"}
+    assert set(smoke.TESTS) == extras | {"core"}

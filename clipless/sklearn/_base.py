@@ -26,7 +26,7 @@ from clipless.privacy import (
     named_sampling,
 )
 from clipless.sklearn._fits import count_fit
-from clipless.sklearn._network import build_network, few_threads, seeded, set_bias
+from clipless.sklearn._network import build_network, seeded, set_bias
 from clipless.sklearn._rule import TabularRule
 from clipless.sklearn._table import HASH_BUCKETS, Rows
 from clipless.statistics import PrivateRows, Scaling
@@ -177,9 +177,7 @@ class CliplessEstimator(BaseEstimator):
         )
         encoder, target = self._encoder, self._target
         inputs = rows.map_rows(lambda x, codes, y: (encoder(x, codes), target(y)))
-        entries = rule.batch_size * max(encoder.features, rule.hidden)
-        with few_threads(entries):
-            result = trainer.fit(inputs.hand_over())
+        result = trainer.fit(inputs.hand_over())
         if trainer.average is None:
             raise not_set_error("average")
         trainer.average.copy_to(network)

@@ -13,9 +13,6 @@ from torch import Tensor
 from clipless import nn as lip
 from clipless.common import fresh_bits
 
-_SMALL_PRODUCT = 1 << 22
-"""Entries of a batch up to which a second thread costs more than it brings."""
-
 
 def build_network(features: int, hidden: int, outputs: int) -> torch.nn.Sequential:
     """Spectral layers behind an input guard that puts every row on the unit sphere.
@@ -70,18 +67,3 @@ def seeded(random_state: Any) -> Iterator[None]:
         else:
             torch.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
         yield
-
-
-@contextlib.contextmanager
-def few_threads(entries: int) -> Iterator[None]:
-    """Compute with one thread where batches have few `entries`: threads would wait for each other.
-
-    On a busy machine a thread that waits for another one costs far more than it computes.
-    """
-    before = torch.get_num_threads()
-    if entries <= _SMALL_PRODUCT:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

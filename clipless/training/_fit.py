@@ -9,12 +9,15 @@ every step (see `clipless.privacy.step._book`). So the ledger never counts less 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from clipless.common import not_set_error
 from clipless.distributed import (
@@ -24,7 +27,7 @@ from clipless.distributed import (
     processes_present,
 )
 from clipless.errors import BudgetExhaustedError
-from clipless.privacy import FixedOrder, key_names
+from clipless.privacy import FixedOrder, example_shape, key_names
 from clipless.training._callbacks import Callback, MetricsWriter
 from clipless.training._data import pair
 from clipless.training._interrupt import Interrupt, deferred_interrupts
@@ -44,6 +47,22 @@ from clipless.training._run_folder import SavedRun, TrainerFolder, describe
 
 if TYPE_CHECKING:
     from clipless.training._trainer import Trainer
+
+
+_SMALL_STEP = 1 << 25
+"""Products of a step up to which a second thread costs more than it brings."""
+
+
+@contextlib.contextmanager
+def _few_threads(products: float | None) -> Iterator[None]:
+    """Compute small steps with one thread: on a busy machine, waiting for others costs far more."""
+    before = torch.get_num_threads()
+    if products is not None and products <= _SMALL_STEP:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Fit:
@@ -83,13 +102,28 @@ class Fit:
         trainer.model.train()
         trainer.resumed_from = None
         try:
-            self._begin()
-            self._train()
+            with _few_threads(self._products_of_a_step() if trainer.device.type == "cpu" else None):
+                self._begin()
+                self._train()
         finally:
             trainer.engine.detach()
             if self._folder is not None:
                 trainer.engine.close()
             trainer.model.train(training)
+
+    def _products_of_a_step(self) -> float | None:
+        """Return roughly how many products a forward pass over a batch takes; None if unknown."""
+        batches, dataset = self._trainer._options.batches, self._data.dataset
+        rows = batches.micro_batch_size or self._data.batch_size
+        if rows is None or isinstance(dataset, IterableDataset):
+            return None
+        shape = batches.input_shape or example_shape(dataset)
+        if isinstance(shape, int):
+            shape = (shape,)
+        if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
+            return None
+        positions = math.prod(shape) / min(shape)  # of an image or a sequence, at most
+        return rows * positions * sum(each.numel() for each in self._trainer.model.parameters())
 
     # --- beginning, new or resumed ---------------------------------------------------------------
 

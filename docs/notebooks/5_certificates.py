@@ -6,6 +6,7 @@
 import torch
 from sklearn.datasets import make_moons
 from clipless import losses, nn as lip
+from clipless.privacy import ProvedBounds
 from clipless.training import Trainer
 
 torch.manual_seed(0)
@@ -26,7 +27,7 @@ trainer = Trainer(
     target_epsilon=3.0,
     batch_size=500,
     steps=200,
-    product_clip=0.5,
+    bounds=ProvedBounds(product_clip=0.5),
 )
 result = trainer.fit((x[:3500], y[:3500]))
 print(result.epsilon, trainer.evaluate((x[3500:], y[3500:])))

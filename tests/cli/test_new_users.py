@@ -1,6 +1,7 @@
 """What people type wrong on their first day: every mistake ends with what to do about it."""
 
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -15,6 +16,49 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = set(
     tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 )
+
+
+def written_commands():
+    """Every command of `clipless` that documentation or help shows, and whether it is whole."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for path in [*pages, *sorted((ROOT / "clipless" / "cli" / "commands").glob("*.py"))]:
+        text = path.read_text("utf-8").replace("\\\n", " ")
+        for line in re.findall(r"^(?: {4}| {8})(?:torchrun .* -m )?(clipless .*)$", text, re.M):
+            yield path.name, line, True
+        for part in re.findall(r"`(clipless [^`]+)`", text):
+            yield path.name, part, False
+
+
+def test_every_command_in_the_documentation_is_understood():
+    from typer.main import get_command
+
+    from clipless.cli._app import app
+
+    seen = 0
+    for page, line, whole in written_commands():
+        command, words = get_command(app), shlex.split(line, comments=True)[1:]
+        while hasattr(command, "commands") and words and not words[0].startswith("-"):
+            assert words[0] in command.commands, f"{page}: there is no {line}"
+            command = command.commands[words.pop(0)]
+        if hasattr(command, "commands"):
+            assert {*words} <= {"--version", "--help", "--install-completion"}, f"{page}: {line}"
+            continue
+        try:
+            command.make_context(line, words)
+            seen += 1
+        except Exception as error:
+            # Within a sentence, what a command or an option works on may be left out.
+            if whole or not re.search("Missing parameter|requires an argument", str(error)):
+                pytest.fail(f"{page}: {line}: {error}")
+    assert seen >= 60
+
+
+def test_a_file_may_be_named_without_its_flag(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("age,income\n30,low\n40,high\n")
+    flags = ("--epsilon", 1, "--out", tmp_path / "run")
+    assert refused(here("train", path, *flags), 2, "--target")  # it was read as a table
+    assert refused(here("train", path, "--data", "digits", *flags), 2, "two data sets")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset
 
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
-from clipless.training import LittleSignalWarning, Trainer
+from clipless.training import Callback, LittleSignalWarning, Trainer, TrainingOptions
 
 
 def model():
@@ -100,3 +100,27 @@ def test_the_announcement_moves_no_generator_and_no_weight():
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(p.grad is None for p in network.parameters())
     assert network.training
+
+
+@pytest.mark.parametrize(("width", "during"), [(4, 1), (1200, 2)])
+def test_small_steps_use_one_thread(width, during):
+    """Two threads that wait for each other on a busy machine took thirteen times as long as one."""
+    seen = []
+
+    class Look(Callback):
+        def on_step_end(self, trainer):
+            seen.append(torch.get_num_threads())
+
+    network = torch.nn.Sequential(lip.BoundedInput(1.0), lip.SpectralLinear(width, width))
+    x = torch.zeros(60, width)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        Trainer(
+            network, losses.CrossEntropy(), noise_multiplier=1.0, batch_size=30, steps=1,
+            training=TrainingOptions(callbacks=[Look()]),
+        ).fit((x, torch.zeros(60).long()))  # fmt: skip
+        after = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+    assert (seen, after) == ([during], 2)

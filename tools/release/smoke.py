@@ -134,6 +134,76 @@ def postgresql() -> None:
     assert psycopg.__version__
 
 
+def lightning() -> None:
+    """A Lightning module is trained privately."""
+    import lightning as pl
+    import torch
+
+    from clipless import losses
+    from clipless import nn as lip
+    from clipless.integrations import CliplessCallback
+
+    class Classifier(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = torch.nn.Sequential(lip.BoundedInput(2.0), lip.SpectralLinear(8, 2))
+            self.criterion = losses.CrossEntropy(tau=10.0)
+
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            x, y = batch
+            return self.criterion(self.model(x), y)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    x = torch.randn(300, 8)
+    rows = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long())
+    callback = CliplessCallback(target_epsilon=3.0)
+    pl.Trainer(
+        max_epochs=1, callbacks=[callback], accelerator="cpu", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    ).fit(Classifier(), torch.utils.data.DataLoader(rows, batch_size=60))  # fmt: skip
+    assert callback.run.engine.get_epsilon() <= 3.0
+
+
+def transformers(adapters: bool = False) -> None:
+    """A model of the Hugging Face library is trained privately by its trainer."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+
+    from clipless import losses
+    from clipless.integrations import CliplessTrainer
+    from clipless.privacy import EnforcedBounds
+
+    model = BertForSequenceClassification(BertConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=8, num_labels=2,
+    ))  # fmt: skip
+    if adapters:
+        import peft
+
+        settings = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
+        model = peft.get_peft_model(model, settings)
+    ids = torch.randint(0, 30, (200, 8))
+    trainer = CliplessTrainer(
+        model,
+        TrainingArguments(
+            "trained", max_steps=2, per_device_train_batch_size=20, max_grad_norm=0, use_cpu=True,
+            report_to="none", disable_tqdm=True,
+        ),
+        train_dataset=[{"input_ids": row, "labels": int(row[0] > 15)} for row in ids],
+        criterion=losses.CrossEntropy(),
+        privacy={"target_epsilon": 3.0, "bounds": EnforcedBounds(thresholds=0.5)},
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.engine.get_epsilon() <= 3.0
+
+
+def peft() -> None:
+    """An adapter is trained privately, on a model that stays as it is."""
+    transformers(adapters=True)
+
+
 def everything() -> None:
     """What most people install: all of it together, and the doctor is content."""
     core()
@@ -145,7 +215,8 @@ def everything() -> None:
 TESTS: dict[str, Callable[[], None]] = {
     "core": bare, "cli": cli, "sklearn": sklearn, "data": data, "plots": plots,
     "tensorboard": tensorboard, "onnx": onnx, "demo": sklearn, "sweeps": sweeps,
-    "postgresql": postgresql, "all": everything,
+    "postgresql": postgresql, "lightning": lightning, "transformers": transformers, "peft": peft,
+    "all": everything,
 }  # fmt: skip
 """What is tried of each extra that users install."""
 

@@ -23,8 +23,11 @@ import pictures  # noqa: E402
 import programs  # noqa: E402
 import reference  # noqa: E402
 import results  # noqa: E402
+from drawing import both  # noqa: E402
 
 MISSING = "..."
+WIDE = 480
+"""Points from which on a picture is too wide for a phone."""
 _generated: dict[str, str | bytes] = {}
 
 
@@ -49,6 +52,9 @@ def on_config(config: Any) -> Any:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     _generated["changelog.md"] = changelog.replace("](docs/", "](")
     _generated.update(pictures.files())
+    for picture in sorted((ROOT / "benchmarks" / "results").glob("*.svg")):
+        drawn = both(picture.read_text(encoding="utf-8"), picture.stem)
+        _generated.update({f"results/{name}": content for name, content in drawn.items()})
     config.nav = _fill(config.nav, lists)
     return config
 
@@ -68,14 +74,11 @@ def _fill(entries: list[Any], lists: dict[str, list[Any]]) -> list[Any]:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add what was generated, and figures of benchmarks that pages show."""
+    """Add what was generated."""
     from mkdocs.structure.files import File
 
     for uri, content in _generated.items():
         files.append(File.generated(config, uri, content=content))
-    for picture in sorted((ROOT / "benchmarks" / "results").glob("*.[sp][vn]g")):
-        uri = f"results/{picture.name}"
-        files.append(File.generated(config, uri, abs_src_path=str(picture)))
     return files
 
 
@@ -84,13 +87,22 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     up = "../" * page.file.src_uri.count("/")
     markdown = markdown.replace("](../benchmarks/results/", f"]({up}results/")
     markdown = re.sub(r"\]\(\.\./examples/(\w+)\.py\)", rf"]({up}examples/\1.md)", markdown)
-    markdown = re.sub(r"!\[([^\]]*)\]\(([\w/.-]*pictures/[\w-]+)\.svg\)", _both_schemes, markdown)
+    markdown = re.sub(
+        r"!\[([^\]]*)\]\(([\w/.-]*?)((?:pictures|results)/[\w-]+)\.svg\)", _both_schemes, markdown
+    )
     return github_lists(markdown)
 
 
 def _both_schemes(found: re.Match[str]) -> str:
-    text, path = found.groups()
-    return f"![{text}]({path}.light.svg#only-light)![{text}]({path}.dark.svg#only-dark)"
+    """A picture for each scheme; those that are wide scroll on a phone."""
+    text, up, place = found.groups()
+    path = ROOT / "docs" / f"{place}.light.svg"
+    drawing = _generated.get(f"{place}.light.svg") or path.read_text(encoding="utf-8")
+    width = re.search(r"<svg[^>]* width=\"([\d.]+)pt\"", str(drawing))
+    wide = "{ .wide }" if width and float(width[1]) > WIDE else ""
+    return "".join(
+        f"![{text}]({up}{place}.{scheme}.svg#only-{scheme}){wide}" for scheme in ("light", "dark")
+    )
 
 
 ITEM = re.compile(r"( *)(?:[-*]|\d+\.) ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,27 +60,40 @@ def _index(pages: Sequence[tuple[str, str, str]]) -> str:
         "# Results", "",
         "Every table here is generated from the JSON files in `benchmarks/results/`, which hold "
         "machine, date, versions and command. Accuracies of several seeds are means, with the "
-        "smallest and the largest behind them. Rows in which we lose are there like all others.",
+        "smallest and the largest behind them. Rows in which we lose are there too. Each page "
+        "begins with the exact command.",
         "",
         "| page | measured with |", "|---|---|",
     ]  # fmt: skip
     for title, uri, _ in pages:
         name = uri.removeprefix("results/").removesuffix(".md")
         stems = [p.stem for p in sorted(FOLDER.glob("*.json")) if _group(p.stem) == name]
-        commands = "; ".join(f"`{load(stem)[0]['command']}`" for stem in stems)
+        programs = {re.search(r"\w+\.py", load(stem)[0]["command"])[0] for stem in stems}  # type: ignore[index]
+        commands = ", ".join(f"`python benchmarks/{each}`" for each in sorted(programs))
         lines.append(f"| [{title}]({name}.md) | {commands} |")
     return "\n".join(lines) + "\n"
 
 
 def _page(name: str, files: Sequence[Path]) -> str:
     lines = [f"# {_title(name)}", ""]
-    for picture in (*FOLDER.glob(f"{name}.svg"), *FOLDER.glob(f"{name}.png")):
-        lines += [f"![{_title(name)}]({picture.name})", ""]
+    if (FOLDER / f"{name}.svg").exists():
+        lines += [f"![{_title(name)}](../results/{name}.svg)", ""]
     for path in files:
         about, results = load(path.stem)
-        lines += [f"## {path.stem}", "", *_behind(about), ""]
+        lines += [f"## {_heading(name, path.stem)}", "", *_behind(about), ""]
         lines += _table_of(results)
     return "\n".join(lines) + "\n"
+
+
+def _heading(name: str, stem: str) -> str:
+    """What tells a file from others of its page: where it was measured."""
+    kind = stem.removeprefix(name).strip("-")
+    return {
+        "": "Measured",
+        "cpu": "On a CPU",
+        "gpu": "On a GPU",
+        "cpu-compiled": "On a CPU, compiled",
+    }.get(kind, stem)
 
 
 def _behind(about: dict[str, Any]) -> list[str]:
@@ -88,7 +102,7 @@ def _behind(about: dict[str, Any]) -> list[str]:
     software = ", ".join(f"{key} {value}" for key, value in versions.items())
     lines = [f"    {about['command']}", "", f"{about['date']}, {place}; {software}."]
     if about.get("notes"):
-        lines += ["", f"Notes: {about['notes']}."]
+        lines += ["", f"Notes: {about['notes'].rstrip('.')}."]
     for row in about.get("largest_batches", []):
         lines += [
             "",

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 
 def train(
+    table: Annotated[
+        str | None,
+        typer.Argument(metavar="DATA", help="What --data names.", autocompletion=data_names),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -124,11 +128,11 @@ def train(
     The configuration comes from a recipe, a file and flags, in this order; what comes later
     overrides. Any setting of any section can be given by --set section.key=value.
 
-        clipless train --data digits --epsilon 2
+        clipless train digits --epsilon 2
         clipless train --recipe mnist-epsilon3 --out runs/mnist
-        clipless train --data people.csv --target income --epsilon 1
-        clipless train --data reviews.csv --target stars --text review --epsilon 1
-        clipless train --data visits.csv --target readmitted --unit patient --epsilon 1
+        clipless train people.csv --target income --epsilon 1
+        clipless train reviews.csv --target stars --text review --epsilon 1
+        clipless train visits.csv --target readmitted --unit patient --epsilon 1
         clipless train --resume --out runs/mnist
         torchrun --nproc-per-node 4 -m clipless train --recipe mnist-epsilon3 --out runs/mnist
     """
@@ -145,12 +149,16 @@ def train(
         "training.seed": seed, "training.device": device,
     }  # fmt: skip
 
+    if None not in (table, data) and table != data:
+        raise ConfigError(f"{table} and --data {data} are two data sets: give one of them")
+    named = table if data is None else data
+
     def decide() -> tuple[RunConfig, Path, bool]:
         going_on = resume or _is_restart(out)
         layers: list[dict[str, Any]] = [_stored(out)] if going_on else []
         layers += [] if recipe is None else [read_recipe(recipe)]
         layers += [] if config is None else [read_config_file(config)]
-        layers += [data_layer(data), flag_layer(flags), set_layer(settings)]
+        layers += [data_layer(named), flag_layer(flags), set_layer(settings)]
         chosen = RunConfig.from_dict(merge_config_layers(*layers))
         return chosen, _new_folder(chosen) if out is None else out, going_on
 

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from clipless.accounting import chosen_delta
+from clipless.data import datasets
 from clipless.runs import (
     ConfigError,
     RunConfig,
@@ -158,6 +160,18 @@ def test_recipes():
         assert RunConfig.from_dict(recipe(name)).model.name is not None
     with pytest.raises(ConfigError, match="mnist-epsilon3"):
         recipe("nothing")
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_the_delta_of_a_recipe_is_accepted_for_its_data(name):
+    """1e-5 is above 0.1/N for all of them, which has to be said: else no recipe would train."""
+    config = RunConfig.from_dict(recipe(name))
+    size = datasets()[config.data.name].train_size
+    with pytest.warns(UserWarning, match=r"above 0\.1/N"):
+        assert chosen_delta(config.privacy.delta, size) == 1e-5
+    again = RunConfig.from_dict(config.to_dict())
+    with pytest.warns(UserWarning, match=r"above 0\.1/N"):
+        chosen_delta(again.privacy.delta, size)
 
 
 def test_the_mnist_recipe_builds_the_network_of_the_benchmark():
