@@ -25,6 +25,7 @@ from clipless.accounting._history import (
 )
 from clipless.accounting._mechanism import (
     SAMPLER_EPSILON,
+    CyclicPoissonSampling,
     FixedOrder,
     FixedSizeSampling,
     FullBatch,
@@ -33,6 +34,7 @@ from clipless.accounting._mechanism import (
     Relation,
     Sampling,
     require_supported_relation,
+    steps_paid_together,
 )
 from clipless.accounting._trade_off import TradeOff, trade_off, trade_off_at
 
@@ -44,6 +46,8 @@ __all__ = [
     "FixedSizeSampling",
     "FullBatch",
     "FixedOrder",
+    "CyclicPoissonSampling",
+    "steps_paid_together",
     "Relation",
     "require_supported_relation",
     "Accountant",

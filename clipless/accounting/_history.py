@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from clipless.accounting._mechanism import (
+    CyclicPoissonSampling,
     FixedSizeSampling,
     FullBatch,
     Mechanism,
@@ -49,8 +50,19 @@ def merge_releases(history: History) -> Runs:
     return tuple(counts.items())
 
 
+def round_as_step(mechanism: Mechanism) -> Mechanism:
+    """Return a round of cyclic sampling as the Poisson-sampled step that it costs; others as is."""
+    if isinstance(mechanism.sampling, CyclicPoissonSampling):
+        return replace(mechanism, sampling=mechanism.sampling.round)
+    return mechanism
+
+
 def without_failures(runs: Runs) -> tuple[Runs, float]:
-    """Return the releases as if none could fail, and the probability that one of them does."""
+    """Return the releases as if none could fail, and the probability that one of them does.
+
+    Rounds of cyclic sampling become the steps that they cost.
+    """
+    runs = merge_releases([(round_as_step(mechanism), count) for mechanism, count in runs])
     failure = sum(mechanism.failure * count for mechanism, count in runs)
     if not failure:
         return runs, 0.0

@@ -132,15 +132,60 @@ class FixedOrder:
         return whole + (rest > 0 and not self.drop_last)
 
 
-Sampling = PoissonSampling | FixedSizeSampling | FullBatch | FixedOrder
+@dataclass(frozen=True, kw_only=True)
+class CyclicPoissonSampling:
+    """Examples in `groups` groups; step t samples those of group `t mod groups`, and no others.
+
+    Each example of the group enters independently with probability `rate * groups`, so that a batch
+    has `rate * N` of them on average. In any `groups` steps in a row an example has one chance: a
+    `Mechanism` with this sampling is such a round, and costs what Poisson sampling at
+    `rate * groups` does, also with correlated noise of at most `groups` bands (Choquette-Choo et
+    al. 2023). Groups follow from a permutation that `shuffle_seed`, a public number, gives.
+    """
+
+    dataset_size: int
+    rate: float
+    groups: int
+    shuffle_seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse rates that no probability gives, and groups without examples."""
+        if not 1 <= self.groups <= self.dataset_size:
+            raise ValueError(f"groups must lie in [1, dataset_size] in {self}")
+        if not 0.0 < self.rate * self.groups <= 1.0:
+            raise ValueError(f"rate * groups must lie in (0, 1] in {self}")
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The public constant b that every step divides by."""
+        return self.rate * self.dataset_size
+
+    @property
+    def round(self) -> PoissonSampling:
+        """What the chance of an example in a round is accounted for as."""
+        return PoissonSampling(dataset_size=self.dataset_size, rate=self.rate * self.groups)
+
+
+Sampling = PoissonSampling | FixedSizeSampling | FullBatch | FixedOrder | CyclicPoissonSampling
 
 _SAMPLING_KINDS: dict[str, type[Sampling]] = {
     "poisson": PoissonSampling,
     "fixed_size": FixedSizeSampling,
     "full_batch": FullBatch,
     "fixed_order": FixedOrder,
+    "cyclic_poisson": CyclicPoissonSampling,
 }
 _KIND_OF_SAMPLING = {kind: name for name, kind in _SAMPLING_KINDS.items()}
+
+
+def steps_paid_together(sampling: Sampling) -> int:
+    """Return how many steps are one release for the accountant: a pass, or a round of groups."""
+    match sampling:
+        case FixedOrder():
+            return sampling.steps_per_pass
+        case CyclicPoissonSampling(groups=groups):
+            return groups
+    return 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +217,11 @@ class Mechanism:
             raise ValueError(f"unknown kind of sampling: {self.sampling!r}")
         if not isinstance(self.relation, Relation):
             raise ValueError(f"relation must be a Relation, got {self.relation!r}")
+        if (
+            isinstance(self.sampling, CyclicPoissonSampling)
+            and self.relation is Relation.REPLACE_ONE
+        ):
+            raise ValueError("cyclic sampling is accounted for under zero-out, not replace-one")
         if not 1 <= self.sampling.dataset_size <= sys.maxsize:
             raise ValueError(f"dataset_size must be at least 1 in {self.sampling!s:.80}")
         match self.sampling:

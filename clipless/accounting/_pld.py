@@ -17,6 +17,7 @@ from typing import Any
 
 from clipless.accounting._history import Runs
 from clipless.accounting._mechanism import (
+    CyclicPoissonSampling,
     FixedSizeSampling,
     Mechanism,
     PoissonSampling,
@@ -114,6 +115,8 @@ def inclusion_rate(sampling: Sampling) -> float:
             return rate
         case FixedSizeSampling(dataset_size=size, batch_size=batch_size):
             return batch_size / size
+        case CyclicPoissonSampling(rate=rate, groups=groups):
+            return rate * groups
     return 1.0
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from clipless.accounting._history import Runs
+from clipless.accounting._history import Runs, round_as_step
 from clipless.accounting._mechanism import FixedSizeSampling, Mechanism, PoissonSampling, Relation
 from clipless.accounting._pld import neighbouring
 from clipless.common import not_set_error
@@ -83,6 +83,7 @@ def _at_orders(mechanism: Mechanism, orders: tuple[float, ...] | None) -> tuple[
     from dp_accounting import dp_event
     from dp_accounting.rdp import RdpAccountant
 
+    mechanism = round_as_step(mechanism)
     distance = 2.0 if mechanism.relation is Relation.REPLACE_ONE else 1.0
     event: Any = dp_event.GaussianDpEvent(mechanism.noise_multiplier / distance)
     match mechanism.sampling:

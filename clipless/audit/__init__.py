@@ -18,8 +18,13 @@ from clipless.audit._one_run import (
 from clipless.audit._release_scores import ReleaseScores
 from clipless.audit._repeated import audit_repeated_training, distinguishing_audit
 from clipless.audit._result import AuditResult, CurveResult, OneRunResult, RepeatedResult
-from clipless.audit._statistics import Estimate
-from clipless.audit._training import audit_training, audit_training_curve
+from clipless.audit._statistics import Estimate, clopper_pearson
+from clipless.audit._training import (
+    WatchedRun,
+    audit_training,
+    audit_training_curve,
+    train_watched,
+)
 from clipless.audit.gradients._attack import (
     AttackResult,
     attack_bounds,
@@ -50,6 +55,8 @@ __all__ = [
     "TightnessCallback",
     "audit_training",
     "audit_training_curve",
+    "train_watched",
+    "WatchedRun",
     "curve_audit",
     "curve_p_value",
     "curve_test",
@@ -84,4 +91,5 @@ __all__ = [
     "AttackOutcome",
     "LowRate",
     "Estimate",
+    "clopper_pearson",
 ]

@@ -13,10 +13,10 @@ from rich.text import Text
 from clipless import privacy
 from clipless.accounting import (
     Accountant,
-    FixedOrder,
     Sampling,
     TradeOff,
     noise_multiplier_for_accuracy,
+    steps_paid_together,
     trade_off,
 )
 from clipless.cli._epsilon_meaning import meaning, summary
@@ -84,7 +84,7 @@ class Answer:
     @property
     def unit(self) -> str:
         """Return what is counted: steps, or the passes that epochs are paid for by."""
-        return "passes" if isinstance(self.mechanism.sampling, FixedOrder) else "steps"
+        return "steps" if steps_paid_together(self.mechanism.sampling) == 1 else "passes"
 
     def claim(self) -> Text:
         """Return the guarantee in two lines."""
@@ -244,6 +244,4 @@ def _steps(epochs: float | None, steps: int | None, sampling: Sampling) -> int |
         count = round(epochs * steps_of_one_pass(sampling))
     if count is not None and count < 1:
         raise ConfigError("training must last at least one step")
-    if count is not None and isinstance(sampling, FixedOrder):
-        return -(-count // sampling.steps_per_pass)  # a pass is one release
-    return count
+    return None if count is None else -(-count // steps_paid_together(sampling))

@@ -1,4 +1,4 @@
-"""Other people's training loops: Lightning, Fabric, the Hugging Face Trainer and accelerate.
+"""Other people's loops: Lightning, Fabric, the Hugging Face Trainer, accelerate, Flower.
 
 Each library is an extra, and is imported when its part is first used.
 """
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from clipless.common import lazy_names
 
 if TYPE_CHECKING:
+    from clipless.integrations._flower import flower_client_app, train_with_flower
     from clipless.integrations._hugging_face import CliplessTrainer
     from clipless.integrations._lightning import CliplessCallback
     from clipless.integrations._lightning_processes import PrivateStrategy
@@ -20,6 +21,8 @@ __all__ = [
     "CliplessTrainer",
     "TensorModel",
     "prepare_private",
+    "flower_client_app",
+    "train_with_flower",
 ]
 
 if not TYPE_CHECKING:

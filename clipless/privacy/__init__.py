@@ -1,6 +1,7 @@
 """The guarantee: sampling, noise, accounting, the ledger, and the engine that couples them."""
 
 from clipless.accounting import (
+    CyclicPoissonSampling,
     FixedOrder,
     FixedSizeSampling,
     FullBatch,
@@ -77,6 +78,7 @@ __all__ = [
     "FixedSizeSampling",
     "FullBatch",
     "FixedOrder",
+    "CyclicPoissonSampling",
     "Relation",
     "epsilon",
     "delta",

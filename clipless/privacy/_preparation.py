@@ -21,6 +21,7 @@ from clipless.accounting import (
     chosen_delta,
     epsilon,
     meter_accountant,
+    steps_paid_together,
 )
 from clipless.bounds import SensitivityReport, Shape, sensitivity, unwrap_module
 from clipless.common import not_set_error
@@ -100,10 +101,10 @@ def prepare(
     relation = relation_for(options.relation, loader.sampling)
     size = loader.sampling.dataset_size
     begun = plan_to_resume(resume_from)
-    if begun is None and isinstance(loader.sampling, FixedOrder) and loader.next_step:
+    if begun is None and steps_paid_together(loader.sampling) > 1 and loader.next_step:
         raise PrivacyError(
             "this loader has begun a pass for another run: make a new one, whose passes begin with "
-            "the first example"
+            "the first example, or group"
         )
     target_delta = goal.target_delta
     if target_delta is None and begun is not None:
@@ -267,10 +268,8 @@ def _example_shape(loader: PrivateLoader) -> Shape:
 
 
 def _releases(sampling: Sampling, steps: int | None) -> int | None:
-    """Return how many releases so many steps are: a pass in a fixed order is one."""
-    if steps is None or not isinstance(sampling, FixedOrder):
-        return steps
-    return -(-steps // sampling.steps_per_pass)
+    """Return how many releases so many steps are: a pass or a round of groups is one."""
+    return None if steps is None else -(-steps // steps_paid_together(sampling))
 
 
 def _warn_of_unused(report: SensitivityReport) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clipless.accounting import (
+    CyclicPoissonSampling,
     FixedOrder,
     FixedSizeSampling,
     PoissonSampling,
@@ -236,6 +237,11 @@ def describe_sampling(sampling: Sampling, unit: str = "example") -> str:
     if isinstance(sampling, PoissonSampling):
         cut = "" if sampling.max_batch_size is None else f", cut at {sampling.max_batch_size}"
         return f"Poisson, {batch:g} of {size}{whom} expected (rate {sampling.rate:.4g}){cut}"
+    if isinstance(sampling, CyclicPoissonSampling):
+        return (
+            f"Poisson, {batch:g} of {size}{whom} expected, from one of {sampling.groups} groups "
+            f"in turn (rate {sampling.round.rate:.4g} of a group)"
+        )
     if isinstance(sampling, FixedSizeSampling):
         return f"{batch:g} of {size}{whom} without replacement, anew for every step"
     if isinstance(sampling, FixedOrder):

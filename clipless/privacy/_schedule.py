@@ -6,6 +6,10 @@ of its steps have no row in common. So the first n steps after the one with whic
 one Gaussian mechanism, the next n another, and what is paid for p of them is the largest squared
 sensitivity that a place in the order can have in p passes (`pass_costs`).
 
+With cyclic Poisson sampling (`CyclicPoissonSampling`) any `groups` steps in a row are a round, in
+which an example has one chance. With at most `groups` bands a round is one Poisson-sampled release
+of the Gaussian mechanism, with the norm of the longest column for its sensitivity.
+
 Noise that begins anew in the middle of a run (see `clipless.privacy.step._book`) is a mechanism of
 its own, `C[t:, t:] G + z` for the steps from t on, whose passes are counted, and paid for, from t.
 """
@@ -19,6 +23,7 @@ from functools import lru_cache
 
 from clipless.accounting import (
     Accountant,
+    CyclicPoissonSampling,
     FixedOrder,
     FullBatch,
     History,
@@ -28,6 +33,7 @@ from clipless.accounting import (
     epsilon,
     merge_releases,
     noise_multiplier_for,
+    steps_paid_together,
 )
 from clipless.accounting.correlated import BandedStrategy, pass_costs
 from clipless.errors import BudgetExhaustedError, PrivacyError
@@ -56,10 +62,19 @@ class Schedule:
         """Refuse noise that an example would meet twice."""
         if self.strategy is None:
             return
+        if isinstance(self.sampling, CyclicPoissonSampling):
+            if self.strategy.bands > self.sampling.groups:
+                raise PrivacyError(
+                    f"{self.strategy.bands} bands, but an example may come again after "
+                    f"{self.sampling.groups} steps, and would meet its own noise: use at most "
+                    f"{self.sampling.groups}"
+                )
+            return
         if not isinstance(self.sampling, FixedOrder):
             raise PrivacyError(
                 "noise that is correlated over steps needs a sampling in which an example takes "
-                "part every so many steps: sampling='epochs', or a FixedOrder"
+                "part every so many steps: sampling='epochs', a FixedOrder, or a "
+                "CyclicPoissonSampling"
             )
         self.strategy.pass_costs(steps_per_pass=self.period)
 
@@ -73,7 +88,7 @@ class Schedule:
     @property
     def period(self) -> int:
         """How many steps are paid for together."""
-        return self.sampling.steps_per_pass if isinstance(self.sampling, FixedOrder) else 1
+        return steps_paid_together(self.sampling)
 
     def due(self, step: int, *, first: int = 0) -> Mechanism | None:
         """Return what is to be paid before a step, of noise that has begun with step `first`.
@@ -92,10 +107,19 @@ class Schedule:
             return None
         if self.strategy is None or not self.noise_multiplier:
             return self.mechanism
-        cost = _costs(self.strategy, first, self.period)[number]
+        cost = self._cost_of(number, first)
         if cost == 0:  # others take part more often, and what they cost is paid
             return None
         return replace(self.mechanism, noise_multiplier=self.noise_multiplier / math.sqrt(cost))
+
+    def _cost_of(self, number: int, first: int) -> float:
+        """Return what a pass adds to the squared sensitivity, or the square of a round's."""
+        if self.strategy is None:
+            return 1.0
+        if isinstance(self.sampling, CyclicPoissonSampling):
+            # Rounds are sampled anew: each counts as one in which the longest column takes part.
+            return _largest_square(self.strategy)
+        return _costs(self.strategy, first, self.period)[number]
 
     def cost(self, begin: int, end: int, *, first: int = 0) -> History:
         """Return what is paid before the steps from `begin` on, up to `end`."""
@@ -121,10 +145,12 @@ class Schedule:
         """Return the schedule with the least noise that keeps a budget for so many steps."""
         if not isinstance(self.sampling, FixedOrder):
             sigma = noise_multiplier_for(
-                target_epsilon=target_epsilon, target_delta=target_delta, steps=steps,
-                sampling=self.sampling, relation=self.relation, accountant=accountant,
-                history=history,
+                target_epsilon=target_epsilon, target_delta=target_delta,
+                steps=-(-steps // self.period), sampling=self.sampling, relation=self.relation,
+                accountant=accountant, history=history,
             )  # fmt: skip
+            if self.strategy is not None:
+                sigma *= math.sqrt(_largest_square(self.strategy)) * (1.0 + 1e-12)
             return replace(self, noise_multiplier=sigma)
         # All passes together are one release of the unsampled mechanism.
         one = noise_multiplier_for(
@@ -141,6 +167,12 @@ class Schedule:
         ):
             found = replace(found, noise_multiplier=found.noise_multiplier * (1 + _MARGIN))
         return found
+
+
+@lru_cache(maxsize=64)
+def _largest_square(strategy: BandedStrategy) -> float:
+    """Return the square of the longest column's norm, enlarged by what rounding may hide."""
+    return strategy.sensitivity(participations=1, separation=strategy.steps) ** 2
 
 
 @lru_cache(maxsize=64)

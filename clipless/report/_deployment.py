@@ -1,8 +1,8 @@
 """A deployment record: what somebody who publishes a private model has to declare of it.
 
-In the shape of public registries of deployments, and of the questions of NIST SP 800-226: unit of
-privacy, neighbours, parameters, accounting, what is released, post-processing, hazards. It is made
-from the public report alone, so that it can be published like that; what only the people who
+Unit of privacy, neighbours, parameters, accounting, what is released, post-processing, hazards; and
+the same as an entry of a public registry and as answers to NIST SP 800-226 (`_registry.py`). It is
+made from the public report alone, so that it can be published like that; what only the people who
 deploy the model can say is listed as open.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from clipless.report._registry import nist_answers, registry_entry
 from clipless.report._report import RunReport
 
 POST_PROCESSING = (
@@ -44,7 +45,7 @@ def deployment_record(report: RunReport) -> dict[str, Any]:
     claim = public["claim"]
     curve = claim["trade_off"] or {}
     spent = public["spending"]
-    return {
+    record = {
         "name": public["run"],
         "written": public["written"],
         "sound": public["sound"],
@@ -94,3 +95,4 @@ def deployment_record(report: RunReport) -> dict[str, Any]:
             *OPEN_QUESTIONS[2:],
         ],
     }
+    return {**record, "registry": registry_entry(record), "nist_sp_800_226": nist_answers(record)}

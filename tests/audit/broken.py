@@ -20,16 +20,24 @@ from clipless.privacy import PoissonSampling, PrivacyOptions
 from clipless.training import Trainer, TrainingOptions
 
 
-class HalvedNoise(Trainer):
-    """Adds half the noise that the ledger is told of."""
+class LessNoise(Trainer):
+    """Adds `part` of the noise that the ledger is told of."""
+
+    part = 0.8
 
     def _make_private(self, *arguments):
         loader = super()._make_private(*arguments)
         session = self.engine.session
         vars(session.plan)["releases"] = [
-            query._replace(deviation=query.deviation / 2) for query in session.plan.releases
+            query._replace(deviation=query.deviation * self.part) for query in session.plan.releases
         ]
         return loader
+
+
+class HalvedNoise(LessNoise):
+    """Adds half the noise that the ledger is told of."""
+
+    part = 0.5
 
 
 class NotEnforced(Trainer):
@@ -65,10 +73,14 @@ class FakedSampling(Trainer):
 
 
 class Amplify(nn.Module):
-    """Multiplies by four, and has a rule that says it does not."""
+    """Multiplies by a factor, four by default, and has a rule that says it does not."""
+
+    def __init__(self, factor=4.0):
+        super().__init__()
+        self.factor = factor
 
     def forward(self, x):
-        return 4.0 * x
+        return self.factor * x
 
 
 @contextlib.contextmanager

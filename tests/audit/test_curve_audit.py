@@ -99,6 +99,36 @@ def test_p_values_fall_with_what_is_found_and_rise_with_what_is_claimed():
         assert list(column) == sorted(column)
 
 
+def published_total(mu, *, canaries, guesses, correct, tail):
+    """Return r_0 + h_0 by the published recursion, written out for a Gaussian mechanism.
+
+    Mahloujifar, Melis and Chaudhuri (2024; ICML 2025), with two answers to a guess: from h_c and
+    r_c, the wrong and the right part of the tail, h_i = max(h_{i+1}, F(r_{i+1})) and
+    r_i = r_{i+1} + i / (c' - i) (h_i - h_{i+1}), where F is the inverse of 1 - f. The claim is
+    ruled out at that tail if the total is above c' / m.
+    """
+    right = tail * correct / canaries
+    wrong = tail * (guesses - correct) / canaries
+    for number in range(correct - 1, -1, -1):
+        before = wrong
+        wrong = max(wrong, stats.norm.cdf(stats.norm.ppf(right) - mu))
+        right += number / (guesses - number) * (wrong - before)
+    return right + wrong
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize(("guesses", "correct"), [(20, 18), (100, 75), (200, 150), (200, 200)])
+def test_the_recursion_is_the_published_one(mu, guesses, correct):
+    """At our p-value the published total reaches its limit, to the grid of the curve."""
+    options = {"canaries": 400, "guesses": guesses, "correct": correct}
+    found = curve_p_value(curve=gaussian(mu), **options)
+    limit = guesses / 400
+    if found < 0.98:
+        assert published_total(mu, tail=1.05 * found, **options) > limit * (1 - 1e-9)
+    if found > 1e-7:  # below, the tabulated curve is pessimistic, and so is our value
+        assert published_total(mu, tail=0.95 * found, **options) <= limit
+
+
 # --- level and power ------------------------------------------------------------------------------
 
 

@@ -45,6 +45,19 @@ def test_a_deployment_record_is_made_from_the_ledger(run):
     assert 0.5 < record["guarantee"]["attack_accuracy_by_base_rate"]["0.5"] < 1
     assert record["hazards"]
     assert record["open_questions"]
+    entry = record["registry"]["deployment"]
+    # The blocks of an entry of OpenDP's deployments registry, in its order.
+    assert list(entry) == [
+        "product", "dp_flavor", "privacy_loss", "model", "accounting", "implementation"
+    ]  # fmt: skip
+    assert entry["privacy_loss"]["privacy_parameters"] == {
+        "epsilon": said["epsilon"], "delta": said["delta"]
+    }  # fmt: skip
+    assert entry["product"]["intended_use"] is None  # what no ledger knows
+    answers = {each["question"]: each["answer"] for each in record["nist_sp_800_226"]}
+    assert str(said["epsilon"]) in answers["Which definition is met, with which parameters?"]
+    assert [each["layer"] for each in record["nist_sp_800_226"]][-1] == "data collection"
+    assert None in answers.values()
     before = (run / "deployment.json").read_text()
     for private in ("tightness.jsonl", "audit.json", "data.json"):  # nothing comes from these
         (run / private).unlink(missing_ok=True)

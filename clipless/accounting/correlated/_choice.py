@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from clipless.accounting._calibration import noise_multiplier_for
 from clipless.accounting._history import Accountant
-from clipless.accounting._mechanism import PoissonSampling
+from clipless.accounting._mechanism import (
+    CyclicPoissonSampling,
+    FixedOrder,
+    PoissonSampling,
+    Sampling,
+)
 from clipless.accounting.correlated._banded import BandedStrategy
 from clipless.accounting.correlated._buffered import optimised_buffers
 from clipless.accounting.correlated._cost import CyclicPoisson, FixedOrderEpochs, Strategy
@@ -34,6 +39,8 @@ class NoiseCandidate:
     """One way to sample and to add noise within a budget, and the error that it leaves."""
 
     mode: NoiseMode
+    sampling: Sampling
+    """What the engine is to be told: `PrivacyOptions(sampling=...)`."""
     strategy: Strategy
     noise_multiplier: float
     """Standard deviation of z over the largest norm of one example's contribution to a step."""
@@ -92,7 +99,11 @@ def noise_candidates(
     if "poisson" in modes:
         found.append(
             NoiseCandidate(
-                mode="poisson", strategy=independent, noise_multiplier=plain, relative_error=1.0
+                mode="poisson",
+                strategy=independent,
+                noise_multiplier=plain,
+                relative_error=1.0,
+                sampling=PoissonSampling(dataset_size=dataset_size, rate=rate),
             )
         )
     ways: list[_Way] = []
@@ -113,6 +124,7 @@ def noise_candidates(
         found.append(
             NoiseCandidate(
                 mode=way.mode,
+                sampling=way.drawn(batch_size),
                 strategy=strategy,
                 noise_multiplier=sigma,
                 relative_error=sigma * mean_error(rows, strategy) / unit,
@@ -144,6 +156,15 @@ class _Way:
         if isinstance(self.sampling, FixedOrderEpochs) and not bands:
             bands = min(self.sampling.steps_per_pass, self.steps)
         return BandedStrategy.square_root(steps=self.steps, bands=bands)
+
+    def drawn(self, batch_size: int) -> Sampling:
+        """Return the sampling as the engine knows it."""
+        size = self.sampling.dataset_size
+        if isinstance(self.sampling, FixedOrderEpochs):
+            return FixedOrder(dataset_size=size, batch_size=batch_size)
+        return CyclicPoissonSampling(
+            dataset_size=size, rate=self.sampling.rate, groups=self.sampling.groups
+        )
 
     def noise(self, budget: _Budget) -> float:
         return self.sampling.noise_for(self.quick(), **budget)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from clipless.accounting import FixedOrder, Mechanism
+from clipless.accounting import Mechanism, steps_paid_together
 from clipless.audit.replaying._compare import differences
 from clipless.audit.replaying._result import ReplayedQuery
 from clipless.common import Query
@@ -48,7 +48,7 @@ class Transcript:
 def _steps_of(mechanism: Mapping[str, Any] | None) -> int:
     """Return how many releases a line of a ledger counts as one."""
     sampling = None if mechanism is None else Mechanism.from_dict(mechanism).sampling
-    return sampling.steps_per_pass if isinstance(sampling, FixedOrder) else 1
+    return 1 if sampling is None else steps_paid_together(sampling)
 
 
 class Recorder:

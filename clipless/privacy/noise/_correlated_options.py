@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from clipless.accounting import FixedOrder
+from clipless.accounting import CyclicPoissonSampling, FixedOrder, steps_paid_together
 from clipless.accounting.correlated import (
     BandedStrategy,
     OptimizerWorkload,
@@ -29,7 +29,9 @@ _WORTH_IT = 1.02
 
 @dataclass(frozen=True, kw_only=True)
 class Correlated:
-    """Noise of which a step takes back part of what earlier steps have added; for epochs.
+    """Noise of which a step takes back part of what earlier steps have added.
+
+    For epochs in a fixed order, and for cyclic Poisson sampling (`CyclicPoissonSampling`).
 
     The strategy is optimised for the optimizer at hand (momentum, Nesterov, decay; of Adam and its
     kin the first moment) and the planned steps. How many bands it has, the present noise and that
@@ -38,7 +40,7 @@ class Correlated:
 
     Args:
         scales: how noise is shared out among parameters: `"optimal"`, `"global"`, `"per_layer"`.
-        bands: so many, and no choice; at most as many as a pass has steps.
+        bands: so many, and no choice; at most as many as a pass has steps, or there are groups.
         most_memory: how many earlier noises may be kept, each of the size of the model.
         average: decay of the exponential average of the weights, if that is what will be used.
             A `Trainer` says so by itself.
@@ -68,17 +70,19 @@ class Correlated:
         self, optimizer: torch.optim.Optimizer, sampling: object, *, steps: int | None
     ) -> tuple[BandedStrategy | None, float]:
         """Return the strategy, None for independent noise, and its error relative to that."""
-        if not isinstance(sampling, FixedOrder):
+        if not isinstance(sampling, FixedOrder | CyclicPoissonSampling):
             raise PrivacyError(
-                "noise='correlated' needs epochs in a fixed order: sampling='epochs'. (With "
-                "Poisson sampling and large batches it would bring nothing.)"
+                "noise='correlated' needs epochs in a fixed order, sampling='epochs', or where "
+                "rates are small a CyclicPoissonSampling. (With Poisson sampling and large batches "
+                "it would bring nothing: see clipless.accounting.correlated.noise_candidates.)"
             )
         if steps is None:
             raise PrivacyError("noise='correlated' is planned for a number of steps: give epochs "
                                "or steps")  # fmt: skip
         rows = self._workload(optimizer, steps).matrix(most_rows=_ROWS)
-        period = sampling.steps_per_pass
-        most = steps if steps <= period else period
+        period = steps_paid_together(sampling)
+        cyclic = isinstance(sampling, CyclicPoissonSampling)
+        most = min(steps, period)
         if self.bands is not None and self.bands > most:
             raise PrivacyError(
                 f"bands={self.bands}, but an example comes again after {period} steps, and "
@@ -86,12 +90,13 @@ class Correlated:
             )
         most = min(most, self.most_memory + 1)
         given = [*_BANDS, most] if self.bands is None else [self.bands]
-        unit = _error(rows, BandedStrategy.independent(steps=steps), period)
+        apart = None if cyclic else period  # of a pass, columns may differ; of a round, not
+        unit = _error(rows, BandedStrategy.independent(steps=steps), apart)
         found: list[tuple[BandedStrategy | None, float]] = [(None, 1.0)]
         for bands in sorted({each if self.bands else min(each, most) for each in given}):
             if bands > 1:
-                strategy = optimised_strategy(rows, bands=bands, steps_per_pass=period)
-                found.append((strategy, _error(rows, strategy, period) / unit))
+                strategy = optimised_strategy(rows, bands=bands, steps_per_pass=apart)
+                found.append((strategy, _error(rows, strategy, apart) / unit))
         if self.bands is not None:
             return found[-1]
         # Every band is memory: one that hardly lowers the error is not worth it.
@@ -147,7 +152,12 @@ def describe_correlation(strategy: BandedStrategy, error: float | None) -> str:
     return f"{strategy.bands} bands, the noise of {strategy.bands - 1} steps remembered{expected}"
 
 
-def _error(rows: NDArray[Any], strategy: BandedStrategy, period: int) -> float:
-    """Return the expected error, for noise of one amount and the same epsilon."""
+def _error(rows: NDArray[Any], strategy: BandedStrategy, period: int | None) -> float:
+    """Return the expected error, for noise of one amount and the same epsilon.
+
+    `period`: the steps of a pass in a fixed order, or None for rounds that are sampled.
+    """
+    if period is None:
+        return mean_error(rows, strategy) * math.sqrt(float(strategy.column_squares().max()))
     squares = math.fsum(strategy.pass_costs(steps_per_pass=period))
     return mean_error(rows, strategy) * math.sqrt(squares)

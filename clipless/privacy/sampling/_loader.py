@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from clipless.accounting import FixedOrder, PoissonSampling, Sampling
+from clipless.accounting import CyclicPoissonSampling, FixedOrder, PoissonSampling, Sampling
 from clipless.common import empty_row, names_moved_arguments, not_set_error
 from clipless.distributed import rank_and_size
 from clipless.errors import PrivacyError
@@ -234,7 +234,8 @@ class PrivateLoader:
         """Return the number of batches in an iteration; `TypeError` if that depends on the draw."""
         if self._micro_batch_size is None:
             return self.steps_per_epoch
-        if isinstance(self.sampling, PoissonSampling) and not self._padded:
+        drawn = isinstance(self.sampling, PoissonSampling | CyclicPoissonSampling)
+        if drawn and not self._padded:
             raise TypeError(
                 "Poisson samples vary in size, and so does the number of their micro-batches: "
                 "use steps_per_epoch, or pad=True for a constant number"

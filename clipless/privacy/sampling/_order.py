@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from clipless.accounting import FixedOrder
+from clipless.accounting import CyclicPoissonSampling, FixedOrder
 from clipless.kernels import KeyStream
 
 
@@ -30,6 +30,24 @@ def places_of(sampling: FixedOrder, step: int) -> tuple[int, int]:
     """Return where in the order the batch of a step begins, and where it ends."""
     first = step % sampling.steps_per_pass * sampling.batch_size
     return first, min(first + sampling.batch_size, sampling.dataset_size)
+
+
+def group_of_step(sampling: CyclicPoissonSampling, step: int) -> Any:
+    """Return the examples that a step may sample, int64 in order: a function of public numbers.
+
+    Example:
+        >>> cyclic = CyclicPoissonSampling(dataset_size=7, rate=0.1, groups=3)
+        >>> groups = [group_of_step(cyclic, step).tolist() for step in range(4)]
+        >>> sorted(sum(groups[:3], [])), groups[0] == groups[3]
+        ([0, 1, 2, 3, 4, 5, 6], True)
+    """
+    return _group(sampling, step % sampling.groups)
+
+
+@lru_cache(maxsize=128)
+def _group(sampling: CyclicPoissonSampling, number: int) -> Any:
+    order = _shuffled(sampling.dataset_size, sampling.shuffle_seed)
+    return np.sort(order[number :: sampling.groups])
 
 
 @lru_cache(maxsize=2)

@@ -6,12 +6,13 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
 from clipless.accounting import (
+    CyclicPoissonSampling,
     FixedOrder,
     FixedSizeSampling,
     FullBatch,
@@ -28,7 +29,7 @@ from clipless.kernels import (
     random_subset,
     standard_exponential,
 )
-from clipless.privacy.sampling._order import batch_in_order
+from clipless.privacy.sampling._order import batch_in_order, group_of_step
 
 _SMALLEST_RATE = 1e-10
 """Below it the spacing of float64 numbers would show in the inclusion probabilities."""
@@ -120,6 +121,9 @@ class IndexSampler:
                 drawn = np.arange(size)
             case FixedOrder():
                 drawn = batch_in_order(sampling, step)
+            case CyclicPoissonSampling():
+                members = group_of_step(sampling, step)
+                drawn = members[_poisson_subset(len(members), sampling.round.rate, source)]
         return torch.from_numpy(drawn)
 
     def take(self, *, steps: int) -> Iterator[torch.Tensor]:
@@ -221,7 +225,7 @@ class _StepKeys:
 def _steps_at_once(sampling: Sampling) -> int:
     """How many steps to draw at a time: as many as are small together."""
     match sampling:
-        case PoissonSampling():
+        case PoissonSampling() | CyclicPoissonSampling():
             size = sampling.expected_batch_size
         case FixedSizeSampling():
             size = sampling.batch_size
@@ -250,6 +254,11 @@ def padded_sampling(sampling: Sampling) -> Sampling:
     function returns, not for what it was given.
     """
     validate_sampling(sampling)
+    if isinstance(sampling, CyclicPoissonSampling):
+        raise PrivacyError(
+            "samples of groups are not padded to a fixed size, which compiled steps need: the cut "
+            "has no accounting. Use PoissonSampling, or epochs in a fixed order"
+        )
     if not isinstance(sampling, PoissonSampling) or sampling.max_batch_size is not None:
         return sampling
     mean = sampling.expected_batch_size
@@ -273,12 +282,14 @@ def largest_sample(sampling: Sampling) -> int:
             return size
         case FixedOrder(batch_size=batch_size):
             return batch_size
+        case CyclicPoissonSampling(dataset_size=size, groups=groups):
+            return -(-size // groups)
 
 
 def steps_of_one_pass(sampling: Sampling) -> int:
     """Return the number of steps that use every example once on average."""
     match sampling:
-        case PoissonSampling(rate=rate):
+        case PoissonSampling(rate=rate) | CyclicPoissonSampling(rate=rate):
             return max(1, round(1.0 / rate))
         case FixedSizeSampling(dataset_size=size, batch_size=batch_size):
             return max(1, round(size / batch_size))
@@ -290,14 +301,16 @@ def steps_of_one_pass(sampling: Sampling) -> int:
 
 def validate_sampling(sampling: Sampling) -> None:
     """Raise `PrivacyError` unless `sampling` describes something that can be drawn exactly."""
-    if type(sampling) not in (PoissonSampling, FixedSizeSampling, FullBatch, FixedOrder):
+    if not isinstance(sampling, Sampling) or type(sampling) not in get_args(Sampling):
         raise PrivacyError(
-            f"{type(sampling).__name__} is not a sampling that can be drawn and accounted for; "
-            "use PoissonSampling, FixedSizeSampling, FullBatch or FixedOrder"
+            f"{type(sampling).__name__} is not a sampling that can be drawn and accounted for; use "
+            "PoissonSampling, CyclicPoissonSampling, FixedSizeSampling, FullBatch or FixedOrder"
         )
     size = sampling.dataset_size
     if size < 1:
         raise PrivacyError(f"dataset_size={size}: there is nothing to sample from")
+    if isinstance(sampling, CyclicPoissonSampling):
+        sampling = sampling.round
     if isinstance(sampling, PoissonSampling):
         if not _SMALLEST_RATE <= sampling.rate <= 1.0:
             raise PrivacyError(
