@@ -13,8 +13,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from clipless.common import not_set_error
-from clipless.losses import Loss
 from clipless.data import LargeTable, Scratch, as_large_table
+from clipless.losses import Loss
 from clipless.privacy import (
     BatchOptions,
     Budget,

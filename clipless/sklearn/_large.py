@@ -81,7 +81,7 @@ def encode_piece(piece: Piece, names: Sequence[str], schema: Schema) -> Rows:
         one = Schema(None, (schema.kinds[at],), (0,) if at in schema.day_first else ())
         column = piece[name]
         if isinstance(column, Repeated):
-            places = torch.from_numpy(np.asarray(column.places, dtype=np.int64))
+            places = torch.from_numpy(np.array(column.places, dtype=np.int64))
             parts.append(Rows(*(part[places] for part in encode([column.values], one))))
         else:
             parts.append(encode([column], one))

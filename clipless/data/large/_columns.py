@@ -52,8 +52,10 @@ def _taken(column: Any, rows: np.ndarray[Any, Any]) -> Any:
 
 
 def _plain_type(pyarrow: Any, kind: Any) -> Any:
-    """Types of text and of categories as pandas knows them."""
+    """Types of text, categories and dates as pandas knows them."""
     types = pyarrow.types
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return pyarrow.timestamp("us")
     if types.is_dictionary(kind):
         return pyarrow.dictionary(pyarrow.int32(), _plain_type(pyarrow, kind.value_type))
     for view in ("is_string_view", "is_large_string"):
@@ -67,6 +69,8 @@ def _arrow_column(column: Any) -> Any:
     types, kind = pyarrow.types, column.type
     if types.is_integer(kind) or types.is_floating(kind):
         return column.to_numpy(zero_copy_only=False)
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return _dates(pyarrow, column)
     text = types.is_string(kind) or types.is_large_string(kind)
     if getattr(types, "is_string_view", lambda kind: False)(kind):
         column, text = column.cast(pyarrow.large_string()), True
@@ -74,6 +78,37 @@ def _arrow_column(column: Any) -> Any:
         column = column.dictionary_encode()
     if text or types.is_dictionary(kind):
         values = np.empty(len(column.dictionary) + 1, dtype=object)  # the last one for gaps
-        values[:-1] = column.dictionary.to_pylist()
-        return Repeated(values, column.indices.fill_null(len(values) - 1).to_numpy())
+        values[:-1] = _values(pyarrow, column.dictionary)
+        places = column.indices.cast(pyarrow.int64()).fill_null(len(values) - 1)
+        return Repeated(values, places.to_numpy(zero_copy_only=False))
     return column.to_pandas()
+
+
+def _values(pyarrow: Any, dictionary: Any) -> list[Any]:
+    """The values of a dictionary; text that is no UTF-8, of one row, must not stop the others."""
+    if not pyarrow.types.is_string(dictionary.type) and not pyarrow.types.is_large_string(
+        dictionary.type
+    ):
+        return list(dictionary.to_pylist())
+    raw = dictionary.cast(pyarrow.large_binary()).to_pylist()
+    return [None if each is None else each.decode("utf-8", "backslashreplace") for each in raw]
+
+
+_MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+def _dates(pyarrow: Any, column: Any) -> np.ndarray[Any, Any]:
+    """Dates in microseconds, without a time zone; what lies too far away is cut, value by value."""
+    missing = column.is_null().to_numpy(zero_copy_only=False)
+    if pyarrow.types.is_date32(column.type):
+        whole, scale = column.cast(pyarrow.int32()).cast(pyarrow.int64()), 86_400_000_000
+    else:
+        unit = "ms" if pyarrow.types.is_date64(column.type) else column.type.unit
+        whole, scale = column.cast(pyarrow.int64()), _MICROSECONDS.get(unit, 0)
+    values = whole.fill_null(0).to_numpy(zero_copy_only=False)
+    furthest = 2**62 // max(scale, 1)
+    # A unit that is not in the table is nanoseconds.
+    values = np.clip(values, -furthest, furthest) * scale if scale else values // 1_000
+    found = values.astype("datetime64[us]")
+    found[missing] = np.datetime64("NaT")
+    return found

@@ -67,7 +67,7 @@ class ScratchColumn:
                 f"rows of {rows.dtype} and shape {tuple(rows.shape[1:])} in a column of "
                 f"{self._like.dtype} and shape {tuple(self._like.shape[1:])}"
             )
-        self._file.write(memoryview(rows.contiguous().numpy()).cast("B") if rows.numel() else b"")
+        self._file.write(rows.contiguous().numpy().data if rows.numel() else b"")
         self._rows += len(rows)
 
     def finish(self) -> Tensor:
