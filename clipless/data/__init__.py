@@ -8,6 +8,9 @@ from clipless.data._errors import DataFileError, DataNotFoundError
 from clipless.data._normalize import Standardize, clip_norm, normalize
 from clipless.data._split import split_rows
 from clipless.data._table import read_rows, read_table
+from clipless.data.large._columns import Piece, Repeated
+from clipless.data.large._scratch import Scratch, ScratchColumn
+from clipless.data.large._table import LargeTable, as_large_table
 from clipless.data.sources._idx import read_idx
 from clipless.data.sources._info import DatasetInfo, FileInfo, LoadedDataset
 from clipless.data.sources._layout import data_root
@@ -24,6 +27,12 @@ __all__ = [
     "read_table",
     "read_rows",
     "split_rows",
+    "LargeTable",
+    "as_large_table",
+    "Piece",
+    "Repeated",
+    "Scratch",
+    "ScratchColumn",
     "DataFileError",
     "DataNotFoundError",
     "ColourSpace",

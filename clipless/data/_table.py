@@ -6,6 +6,7 @@ import difflib
 import importlib
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,16 @@ def _parquet(path: Path) -> Any:
 
 
 def _text(path: Path, separator: str) -> Any:
+    return next(text_pieces(path, separator, None))
+
+
+def text_separator(path: Path) -> str:
+    """Return the usual separator of a text table, by the ending of its name."""
+    return _SEPARATORS[Path(path.name.removesuffix(".gz")).suffix.lower()]
+
+
+def text_pieces(path: Path, separator: str, rows: int | None) -> Iterator[Any]:
+    """Yield data frames of so many rows of a text table, or one of all; each value by itself."""
     pandas = _pandas()
     try:
         # pandas renames a column that comes twice, and a copy of the target would be a feature.
@@ -97,16 +108,18 @@ def _text(path: Path, separator: str) -> Any:
         if twice:
             raise DataFileError(f"{path} has columns twice: {', '.join(twice)}")
         # A row of more fields than there are names loses the others, and no other row is touched.
-        table = pandas.read_csv(
+        found = pandas.read_csv(
             path,
             keep_default_na=False,
             index_col=False,
             usecols=range(header.shape[1]),
             encoding_errors="backslashreplace",
+            chunksize=rows,
             **options,
         )
-        cells = {name: parse_cells(table[name]) for name in table.columns}
-        return pandas.DataFrame(cells, index=table.index, dtype=object)
+        for table in [found] if rows is None else found:
+            cells = {name: parse_cells(table[name]) for name in table.columns}
+            yield pandas.DataFrame(cells, index=table.index, dtype=object)
     except pandas.errors.EmptyDataError as error:
         raise DataFileError(f"{path} is empty") from error
     except DataFileError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -12,8 +13,10 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from clipless.common import not_set_error
+from clipless.data import LargeTable, Scratch, as_large_table
 from clipless.losses import Loss
 from clipless.privacy import (
+    BatchOptions,
     Budget,
     FullBatch,
     Ledger,
@@ -33,6 +36,7 @@ from clipless.statistics import PrivateRows, Scaling
 from clipless.training import LayerAdam, Trainer, TrainingOptions
 
 _PREDICTION_ROWS = 65_536
+_ROWS_AT_ONCE = 32_768  # of a training step
 
 Query = tuple[float, float]
 """Noise multiplier and failure probability of a private query."""
@@ -78,17 +82,22 @@ class CliplessEstimator(BaseEstimator):
     # --- fitting ---------------------------------------------------------------------------------
 
     def _fit(
-        self, table: Rows, labels: Tensor, present: Tensor, users: Users | None = None
+        self,
+        table: Rows,
+        labels: Tensor,
+        present: Tensor,
+        users: Users | None = None,
+        scratch: Scratch | None = None,
     ) -> Self:
         """Train on rows and labels; `present` is False where a label is missing.
 
-        With `users`, all that counts rows from here on counts users.
+        With `users`, all that counts rows from here on counts users. With `scratch`, rows are
+        tensors in files, and what is made of them is kept there too.
         """
         rows = len(labels) if users is None else users.number
         if not (isinstance(self.epsilon, float | int) and 0 < self.epsilon < float("inf")):
             raise ValueError(f"epsilon must be a finite number above 0, got {self.epsilon!r}")
         rule = self.rule or self._choose_rule(rows)
-        filled = (table.codes < HASH_BUCKETS).any(1) | ~table.numbers.isnan().all(1)
         given, owned = self.ledger, not isinstance(self.ledger, Ledger)
         ledger = (
             given
@@ -99,7 +108,12 @@ class CliplessEstimator(BaseEstimator):
             budget = Budget.for_ledger(ledger, epsilon=float(self.epsilon), delta=self.delta)
             queries = self._queries(rule, rows, budget.delta)
             private = PrivateRows(
-                *table, labels, ledger=ledger, present=present & filled, users=users
+                *table,
+                labels,
+                ledger=ledger,
+                present=present & _filled(table),
+                users=users,
+                scratch=scratch,
             )
             with ledger.held():  # fits that share a ledger come one after the other
                 self._require_budget(rule, rows, ledger, budget, queries)
@@ -166,7 +180,11 @@ class CliplessEstimator(BaseEstimator):
             batch_size=rule.batch_size,
             steps=rule.steps,
             bounds=ProvedBounds(product_clip=rule.product_clip),
-            options=PrivacyOptions(sampling=_sampling_name(rule), unit=users),
+            options=PrivacyOptions(
+                sampling=_sampling_name(rule),
+                unit=users,
+                batches=BatchOptions(micro_batch_size=_micro_batch_size(rule)),
+            ),
             training=TrainingOptions(
                 optimizer=lambda parameters: LayerAdam(parameters, lr=rule.learning_rate),
                 average=rule.average,
@@ -193,6 +211,13 @@ class CliplessEstimator(BaseEstimator):
 
     def _read(self, table: Any, *, reset: bool) -> Rows:
         """Check what is passed to `fit` or `predict`, and return its rows as tensors."""
+        raise NotImplementedError
+
+    _reads_pieces = False
+    """Whether tables that are read in pieces are taken, too."""
+
+    def _pieces_of(self, table: LargeTable) -> Iterable[Rows]:
+        """Yield the rows of a table that is read in pieces."""
         raise NotImplementedError
 
     def _choose_rule(self, rows: int) -> TabularRule:
@@ -264,11 +289,13 @@ class CliplessEstimator(BaseEstimator):
     def _outputs(self, table: Any) -> Tensor:
         """The network's outputs for a table, (n, outputs), in float64."""
         check_is_fitted(self, "network_")
-        numbers, codes, _ = self._read(table, reset=False)
+        large = as_large_table(table) if self._reads_pieces else None
+        tables = [self._read(table, reset=False)] if large is None else self._pieces_of(large)
         pieces = [
-            self.network_(self._encoder(numbers[start:][:_PREDICTION_ROWS],
-                                        codes[start:][:_PREDICTION_ROWS]))
-            for start in range(0, len(numbers), _PREDICTION_ROWS)
+            self.network_(self._encoder(rows.numbers[start:][:_PREDICTION_ROWS],
+                                        rows.codes[start:][:_PREDICTION_ROWS]))
+            for rows in tables
+            for start in range(0, len(rows.numbers), _PREDICTION_ROWS)
         ]  # fmt: skip
         return torch.cat(pieces).double()
 
@@ -292,6 +319,22 @@ def given_users(users: Any, rows: int) -> Users | None:
             f"users has ids for {len(found)} rows, but the table has {rows}: give one for each"
         )
     return found
+
+
+def _filled(table: Rows) -> Tensor:
+    """Return which rows hold any value."""
+    parts = [
+        (codes < HASH_BUCKETS).any(1) | ~numbers.isnan().all(1)
+        for numbers, codes in zip(
+            table.numbers.split(_PREDICTION_ROWS), table.codes.split(_PREDICTION_ROWS), strict=True
+        )
+    ]
+    return torch.cat(parts)
+
+
+def _micro_batch_size(rule: TabularRule) -> int | None:
+    """Return how many rows of a step are in memory at a time, where there are many."""
+    return _ROWS_AT_ONCE if rule.batch_size > _ROWS_AT_ONCE else None
 
 
 def _sampling_name(rule: TabularRule) -> SamplingName:

@@ -13,7 +13,8 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
 
-from clipless.data import Cell, read_cell
+from clipless.common import not_set_error
+from clipless.data import Cell, Scratch, as_large_table, read_cell
 from clipless.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from clipless.privacy import Ledger
 from clipless.sklearn._base import FAILURE_PART, Head, Query, given_users
@@ -113,6 +114,9 @@ class CliplessClassifier(Decisions, ClassifierMixin, ClassifierPlots, TableInput
     def fit(self, X: Any, y: Any, users: Any = None) -> Self:  # noqa: N803 - scikit-learn's names
         """Train on a table and its labels, of any type.
 
+        A table larger than memory is given as what `clipless.data.LargeTable` reads, such as the
+        path of Parquet files, and `y` is then the name of its target.
+
         A row without a label, or without any value, is an empty record and contributes nothing.
 
         `users`: whose each row is, if a person may have several: ids, or `Users(ids, records=k)`.
@@ -125,16 +129,24 @@ class CliplessClassifier(Decisions, ClassifierMixin, ClassifierPlots, TableInput
                 "is None."
             )
         _check_weights(self.class_weight)
-        table = self._read(X, reset=True)
-        labels = read_labels(y)
-        check_consistent_length(X, labels.positions)
+        large = as_large_table(X) if isinstance(y, str) or not hasattr(X, "shape") else None
+        scratch: Scratch | None = None
+        if large is None:
+            table = self._read(X, reset=True)
+            labels = read_labels(y)
+            check_consistent_length(X, labels.positions)
+            positions = torch.from_numpy(labels.positions)
+        else:
+            rows = self._read_large(large, y)
+            if rows.labels is None:
+                raise not_set_error("labels")
+            table, labels, positions, scratch = rows.table, rows.labels, rows.target, rows.scratch
         self._labels = labels
         self._public_classes = declared_classes(self.classes, labels.dtype)
         try:
             present = torch.tensor([cell.name is not None for cell in labels.cells])
-            positions = torch.from_numpy(labels.positions)
             whose = given_users(users, len(positions))
-            return self._fit(table, positions, present[positions], whose)
+            return self._fit(table, positions, present[positions], whose, scratch)
         finally:
             del self._labels
 

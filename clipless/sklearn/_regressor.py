@@ -13,6 +13,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 
+from clipless.data import as_large_table
 from clipless.losses import Huber, Loss
 from clipless.privacy import Ledger
 from clipless.sklearn._base import given_users
@@ -67,6 +68,9 @@ class CliplessRegressor(RegressorMixin, TableInputs):
     def fit(self, X: Any, y: Any, users: Any = None) -> Self:  # noqa: N803 - scikit-learn's names
         """Train on a table and one number for each of its rows.
 
+        A table larger than memory is given as what `clipless.data.LargeTable` reads, and `y` is
+        then the name of its target.
+
         A row without a target, or without any value, is an empty record and contributes nothing.
 
         `users`: whose each row is, if a person may have several: ids, or `Users(ids, records=k)`.
@@ -78,6 +82,11 @@ class CliplessRegressor(RegressorMixin, TableInputs):
                 f"This {type(self).__name__} estimator requires y to be passed, but the target y "
                 "is None."
             )
+        large = as_large_table(X) if isinstance(y, str) or not hasattr(X, "shape") else None
+        if large is not None:
+            read = self._read_large(large, y, numeric=True)
+            whose = given_users(users, len(read.target))
+            return self._fit(read.table, read.target, ~read.target.isnan(), whose, read.scratch)
         table = self._read(X, reset=True)
         labels = read_labels(y)
         check_consistent_length(X, labels.positions)

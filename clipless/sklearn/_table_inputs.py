@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,13 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from clipless.data import LargeTable
 from clipless.sklearn._base import CliplessEstimator, Query
 from clipless.sklearn._bounds import Bounds, public_bounds, with_bounds
 from clipless.sklearn._encoder import Encoder
 from clipless.sklearn._explain import contributions, importances
 from clipless.sklearn._identifiers import ColumnWarning, identifiers, perhaps_identifiers
+from clipless.sklearn._large import LargeRows, check_target, encode_piece, read_large
 from clipless.sklearn._rule import TabularRule
 from clipless.sklearn._table import (
     BALLOTS,
@@ -87,6 +89,31 @@ class TableInputs(CliplessEstimator):
             self.n_features_in_ = len(columns)
             _warn_of_identifiers(self._schema)
         return encode(columns, self._schema)
+
+    _reads_pieces = True
+
+    def _read_large(self, table: LargeTable, target: Any, *, numeric: bool = False) -> LargeRows:
+        """Read a table that does not fit into memory, and its target: a column of it."""
+        check_target(table, target)
+        types = table.types.drop(columns=target)
+        validate_data(self, types, reset=True, skip_check_array=True)
+        columns, names = columns_of(types)
+        self._schema = read_schema(columns, names, self.categorical_features, self.feature_bounds)
+        self.n_features_in_ = len(columns)
+        _warn_of_identifiers(self._schema)
+        return read_large(table, target, self._schema, numeric=numeric)
+
+    def _pieces_of(self, table: LargeTable) -> Iterator[Rows]:
+        """Yield the rows of a table that is read in pieces: of the columns that were fitted."""
+        names = self._schema.names
+        lacking = [name for name in names or () if name not in table.names]
+        if names is None or lacking:
+            raise ValueError(
+                f"{table.name} lacks columns that the estimator was fitted on: "
+                f"{', '.join(lacking) or 'they have no names'}"
+            )
+        for piece in table.pieces(names):
+            yield encode_piece(piece, names, self._schema)
 
     @property
     def feature_importances_(self) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from clipless.common import Query, empty_row, fresh_bits, not_set_error, release_, require_positive
+from clipless.data import Scratch, ScratchColumn
 from clipless.errors import PrivacyError
 from clipless.privacy import FullBatch, GaussianNoise, Ledger, Mechanism, Relation, Users
 from clipless.statistics._values import leading_values, value_threshold
@@ -23,6 +24,7 @@ RowFunction = Callable[..., Tensor]
 
 _CHUNK = 65_536
 _PIECE = 1024  # of rows that are whole matrices
+_WRITTEN = 16_384  # of rows that go to the disk
 _WITNESSES = 4
 # Sums are taken in float64, whose rounding moves a norm by far less than this.
 _SLACK = 1 + 1e-9
@@ -51,6 +53,8 @@ class PrivateRows:
         ledger: where every answer is written down.
         present: (n,) booleans, False for empty records; by default none is empty.
         users: whose each row is, if what is protected is not a row.
+        scratch: keep results of `map_rows` there and not in memory, for rows that do not fit into
+            it, and whose columns are therefore files themselves.
         insecure_seed: for tests: whoever knows it can remove the noise, so that nothing is private
             and the ledger's lines say so. By default the system's randomness is taken.
 
@@ -64,8 +68,8 @@ class PrivateRows:
     """
 
     __slots__ = (
-        "__columns", "__insecure", "__ledger", "__noise", "__present", "__shares", "__users",
-        "__votes",
+        "__columns", "__function", "__insecure", "__ledger", "__noise", "__present", "__scratch",
+        "__shares", "__users", "__votes",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +78,7 @@ class PrivateRows:
         ledger: Ledger,
         present: Tensor | None = None,
         users: Users | None = None,
+        scratch: Scratch | None = None,
         insecure_seed: int | None = None,
     ) -> None:
         if not columns or any(len(each) != len(columns[0]) for each in columns):
@@ -95,6 +100,8 @@ class PrivateRows:
         if present.dtype is not torch.bool or present.shape != (len(columns[0]),):
             raise ValueError("present must be one boolean for each row")
         self.__columns = columns
+        self.__scratch = scratch
+        self.__function: Callable[..., tuple[Tensor, ...]] | None = None
         self.__ledger = ledger
         self.__noise = GaussianNoise(insecure_seed=insecure_seed)
         self.__insecure = insecure_seed is not None
@@ -114,7 +121,7 @@ class PrivateRows:
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of a row's entries: public."""
-        return tuple(tuple(each.shape[1:]) for each in self.__columns)
+        return tuple(tuple(each.shape[1:]) for each in self.__at(slice(1)))
 
     def noisy_sum(
         self, contribution: RowFunction, *, bound: float, noise_multiplier: float, label: str
@@ -230,25 +237,41 @@ class PrivateRows:
         return {leaders[place]: noisy[place].item() for place in above if place in leaders}
 
     def map_rows(self, function: Callable[..., tuple[Tensor, ...]]) -> PrivateRows:
-        """Return the rows under a function of each row alone, in the same custody."""
+        """Return the rows under a function of each row alone, in the same custody.
+
+        With `scratch`, it is computed whenever rows are looked at, and kept by `hand_over` alone.
+        """
         self._check_apart(function)
+        mapped = self._same_rows()
+        if self.__scratch is not None:
+            first = self.__function
+            mapped.__function = (
+                function if first is None else lambda *columns: function(*first(*columns))
+            )
+            return mapped
         parts = [function(*chunk) for _, _, chunk in self._chunks()]
-        mapped = PrivateRows.__new__(PrivateRows)
         mapped.__columns = tuple(torch.cat(pieces) for pieces in zip(*parts, strict=True))
         if any(len(each) != len(self.__present) for each in mapped.__columns):
             raise ValueError("a function of rows must return one row for each row")
-        mapped.__ledger, mapped.__noise = self.__ledger, self.__noise
-        mapped.__present, mapped.__insecure = self.__present, self.__insecure
-        mapped.__users, mapped.__shares = self.__users, self.__shares
-        mapped.__votes = self.__votes
         return mapped
+
+    def _same_rows(self) -> PrivateRows:
+        """Return the same rows in the same custody."""
+        same = PrivateRows.__new__(PrivateRows)
+        same.__columns, same.__function = self.__columns, self.__function
+        same.__scratch = self.__scratch
+        same.__ledger, same.__noise = self.__ledger, self.__noise
+        same.__present, same.__insecure = self.__present, self.__insecure
+        same.__users, same.__shares = self.__users, self.__shares
+        same.__votes = self.__votes
+        return same
 
     def where(self, condition: RowFunction) -> PrivateRows:
         """Return the rows in which those are empty records, too, that do not fulfil a condition.
 
         `condition` maps the columns of some rows to (n,) booleans, each row by itself.
         """
-        kept = self.map_rows(lambda *columns: columns)
+        kept = self._same_rows()
         self._check_apart(condition)
         parts = [present & condition(*chunk).to(present) for present, _, chunk in self._chunks()]
         kept.__present = torch.cat(parts)
@@ -256,9 +279,32 @@ class PrivateRows:
 
     def hand_over(self) -> TensorDataset:
         """Return the rows for private training: for `Trainer.fit` or a `PrivacyEngine` only."""
+        if self.__scratch is not None:
+            return TensorDataset(*self._written(self.__scratch))
         if self.__present.all():
             return TensorDataset(*self.__columns)
         return TensorDataset(*(_emptied(each, self.__present) for each in self.__columns))
+
+    def _written(self, scratch: Scratch) -> list[Tensor]:
+        """Write the rows to the disk, empty ones as zeros, and return them as tensors."""
+        count, written = len(self.__present), list[ScratchColumn]()
+        for start in range(0, max(count, 1), _WRITTEN):
+            place = slice(start, min(start + _WRITTEN, count))
+            columns, present = self.__at(place), self.__present[place]
+            if any(len(each) != len(present) for each in columns):
+                raise ValueError("a function of rows must return one row for each row")
+            if not written:
+                sizes = [each[0].numel() * each.element_size() for each in columns if len(each)]
+                scratch.require_room(count * sum(sizes), f"{count:,} rows of the model's inputs")
+                written = [scratch.column() for _ in columns]
+            for column, part in zip(written, columns, strict=True):
+                column.append(_emptied(part, present))
+        return [column.finish() for column in written]
+
+    def __at(self, place: slice) -> tuple[Tensor, ...]:
+        """The columns of some rows, under the functions that are mapped over them."""
+        columns = tuple(each[place] for each in self.__columns)
+        return columns if self.__function is None else self.__function(*columns)
 
     def _release(
         self,
@@ -295,13 +341,13 @@ class PrivateRows:
                 units = torch.from_numpy(self.__users.codes)
             present = present & (units != empty)
         for start in range(0, max(len(present), 1), size):
-            chunk = tuple(each[start : start + size] for each in self.__columns)
+            chunk = self.__at(slice(start, start + size))
             shares = None if self.__shares is None else self.__shares[start : start + size]
             yield present[start : start + size], shares, chunk
 
     def _check_apart(self, function: Callable[..., Any]) -> None:
         """A row's part must not depend on the rows around it: try it among other rows."""
-        few = tuple(each[:_WITNESSES] for each in self.__columns)
+        few = self.__at(slice(_WITNESSES))
         count = len(few[0])
         others = [
             torch.rand_like(each) if each.is_floating_point() else torch.randint_like(each, 0, 2)

@@ -15,7 +15,8 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from clipless.audit import record, with_empty_record
+from clipless.audit import DataWithEmptyRecord, record, with_empty_record
+from clipless.data.large import _table as large_table
 from clipless.sklearn import CliplessClassifier, CliplessRegressor, TabularRule
 from tests.audit.neighbours import assert_replays
 from tests.cli.shell import here
@@ -122,13 +123,14 @@ def rule(full, **choices):
     return dataclasses.replace(found, steps=3, hidden=8, **batch, **choices)
 
 
-def published(estimator, path):
+def published(estimator, path, features=None):
     """What a user has of a fitted estimator: all of it, and its file."""
+    unseen = table(seed=1)[0]
     estimator.save(path)
     return {
         "weights": estimator.network_,
         "encoder": estimator._encoder.to_dict(),
-        "predictions": estimator.predict(table(seed=1)[0]),
+        "predictions": estimator.predict(unseen if features is None else unseen[list(features)]),
         "classes": getattr(estimator, "classes_", None),
         "file": path.read_bytes(),
         "epsilon": estimator.privacy_.epsilon,
@@ -193,6 +195,38 @@ def test_arrays_of_numbers(tmp_path):
     others |= {f"{value} in {row}": other(row, value) for value in values for row in (0, ROWS - 1)}
     others |= {f"label {label}": other(0, label=label) for label in (0, 1, 2, -1, 10**9)}
     assert_replays(record(run, (x, y)), others)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("classes", [["no", "yes", "maybe"], None], ids=["declared", "found"])
+def test_table_in_pieces(classes, tmp_path, monkeypatch):
+    """A parquet file that is read in pieces and kept on the disk, of which each holds few rows."""
+    monkeypatch.setattr(large_table, "_ROWS", 37)
+    features, target = table()
+    data = features.drop(columns="mixed"), target
+
+    def run(data):
+        path = tmp_path / "table.parquet"
+        frame = data[0].assign(answer=data[1].map(lambda each: None if each != each else each))
+        frame.to_parquet(path, row_group_size=50)
+        estimator = CliplessClassifier(8.0, classes=classes, rule=rule(full=classes is None))
+        return published(estimator.fit(path, "answer"), tmp_path / "model", data[0])
+
+    others = {
+        name: other
+        for name, other in (neighbours(table()) | labelled(table())).items()
+        if not any(word in name for word in ("mixed", "object", "true", "decimal", "for one"))
+        and name not in ("a number in text", "a label of another type", "everything at once")
+    }
+    assert len(others) > 20
+    assert_replays(record(run, data), {name: _without_mixed(each) for name, each in others.items()})
+
+
+def _without_mixed(neighbour):
+    if not isinstance(neighbour, DataWithEmptyRecord):
+        return neighbour[0].drop(columns="mixed"), neighbour[1]
+    features, target = neighbour.data
+    return with_empty_record((features.drop(columns="mixed"), target), neighbour.index)
 
 
 # --- the command line ----------------------------------------------------------------------------
