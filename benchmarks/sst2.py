@@ -90,8 +90,8 @@ def encoder(folder: Path) -> Any:
 
 def sentences(path: Path) -> tuple[list[str], Tensor]:
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    return [row["sentence"] for row in rows], torch.tensor([int(row["label"]) for row in rows])
+        rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
+    return [text for _, text in rows], torch.tensor([int(label) for label, _ in rows])
 
 
 def tokenized(folder: Path, texts: list[str], tokens: int) -> tuple[Tensor, Tensor]:
