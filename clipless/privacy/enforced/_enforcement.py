@@ -87,6 +87,11 @@ class ThresholdEnforcement(Enforcement):
     def renew_leaves(self) -> None:
         """Nothing is kept from one pass to the next: each use makes leaves of its own."""
 
+    def as_returned(self, output: Any) -> Any:
+        """Return a compiled pass's output as the model returns it, if that is an object."""
+        kind = None if self._traced is None or not isinstance(output, Tensor) else self._traced.kind
+        return output if kind is None else kind(logits=output)
+
     def backward_pass(self, output: Tensor, shares: Tensor | None = None) -> BackwardPass:
         """Return the backward pass from an output of the present pass to its parameters."""
         if self.deliveries is not None:
