@@ -53,18 +53,22 @@ class CompiledCalls:
         self._whatever_size = mode in GRAPH_MODES
         reason = uncompilable(session.model)
         self._forward: CompiledFunction | None = None
+        self.compilations = 0
+        """How often the model was compiled: once, and again when it or its inputs have changed."""
         self._passes: RecordedPasses | None = None
         self._losses: CompiledFunction | None = None
         if reason is not None:
             warnings.warn(f"the model runs uncompiled: {reason}.", stacklevel=4)
         else:
             self._compile_model()
+            session.model._compiled_call_impl = self._call_model
         if session.on_accelerator:  # elsewhere labels are read and checked, which is worth more
             self._compile_criterion(backend)
 
     def _compile_model(self) -> None:
         session = self._session
         self._enforcement = session.enforcement
+        self.compilations += 1
         forward = compiled_model(
             session, backend=self._backend, mode=GRAPH_MODES.get(self._mode, self._mode),
             fixed=self._fixed or session.thresholds is not None, joined=session.on_accelerator,
@@ -82,7 +86,6 @@ class CompiledCalls:
             parts=lambda: [session._guard.snapshot],
             tensors=lambda: session._guard.snapshot.tensors,
         )  # fmt: skip
-        session.model._compiled_call_impl = self._call_model
 
     def _compile_criterion(self, backend: str) -> None:
         criterion = self._session.criterion

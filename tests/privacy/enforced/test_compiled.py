@@ -152,6 +152,7 @@ def trained(compile):
             criterion(output, y).backward()
             optimizer.step()
     assert engine.session.compiled is (compile is not None)
+    assert engine.session._compiled is None or engine.session._compiled.compilations == 2
     return [p.detach().clone() for p in model.parameters()], engine.session.thresholds.values()
 
 
