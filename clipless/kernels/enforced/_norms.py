@@ -10,7 +10,6 @@ for whatever order the terms are added in. (Or the gradient itself, one example 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -94,8 +93,7 @@ def in_float32(x: Tensor) -> Tensor:
 
 def upper_norms(cotangent: Tensor, x: Tensor) -> Tensor:
     """Return `sum_t ||g_t|| ||x_t||` for every example, (batch,), from (batch, T, ...)."""
-    position_norms = _position_norms(cotangent) * _position_norms(x)
-    return position_norms.sum(dim=1) * (1 + x.shape[1] * _unit(x))
+    return _upper(_position_norms(cotangent), _position_norms(x))
 
 
 def gram_norms(cotangent: Tensor, x: Tensor) -> Tensor:
@@ -104,20 +102,29 @@ def gram_norms(cotangent: Tensor, x: Tensor) -> Tensor:
     Never below `sqrt(n u) sum_t ||g_t|| ||x_t||`, n the length of a position, u half the spacing.
     In TF32 the operands must have been rounded to it (`rounded_to_tf32`): products are exact then.
     """
-    upper = upper_norms(cotangent, x)
-    # Of norm at most one each, by powers of two: their products neither overflow nor vanish.
-    sizes = [example_norm(each) for each in (cotangent, x)]
-    exponents = [_exponents(each) for each in sizes]
-    own = [
-        _scaled(each, -exponent)
-        for each, exponent in zip((cotangent, x), exponents, strict=True)
-    ]  # fmt: skip
-    left = [torch.ldexp(each, -by) for each, by in zip(sizes, exponents, strict=True)]
-    terms = cotangent.shape[2] + x.shape[2] + 4
-    relative = (_squares(*own) + terms * _unit(x) * (left[0] * left[1]).square()).sqrt()
-    found = torch.ldexp(relative, exponents[0] + exponents[1])
-    # An upper bound that is not finite stays one: such an example is left out.
-    return torch.where(upper.isfinite(), torch.minimum(upper, found), upper)
+    positions = cotangent.shape[1]
+    by_position = _position_norms(cotangent), _position_norms(x)
+    upper = _upper(*by_position)
+    sizes = [torch.linalg.vector_norm(each, dim=1) for each in by_position]
+    scale = sizes[0] * sizes[1]
+    # Where products may overflow or vanish, the bound that needs none of them is taken.
+    usable = upper.isfinite() & (scale >= 2.0**-45)
+    for each in sizes:
+        usable = usable & (each >= 2.0**-40) & (each <= 2.0**30)
+    terms = cotangent.shape[2] + x.shape[2] + positions + 8
+    # What vanishes on the way is below the smallest normal number, 2^-126, each time.
+    vanished = terms * positions * 2.0**-45 + positions**2 * 2.0**-36
+    squares = _squares(cotangent, x) + terms * _unit(x) * upper.square()
+    squares = squares + vanished * scale.square()
+    found = torch.where(usable, torch.minimum(upper, squares.sqrt()), upper)
+    # A float32 sum over the positions of the example itself may be off by this (`_triton_sums`).
+    return found + 4 * positions * _unit(x) * upper
+
+
+def _upper(of_cotangent: Tensor, of_input: Tensor) -> Tensor:
+    """`sum_t ||g_t|| ||x_t||` from the norms of positions."""
+    positions, unit = of_cotangent.shape[1], _unit(of_cotangent)
+    return (of_cotangent * of_input).sum(dim=1) * (1 + positions * unit)
 
 
 def rounded_to_tf32(x: Tensor) -> Tensor:
@@ -129,10 +136,9 @@ def rounded_to_tf32(x: Tensor) -> Tensor:
 
 
 def to_ten_digits(x: Tensor) -> Tensor:
-    """Return float32 numbers rounded to ten binary digits; what is not finite stays so."""
+    """Return float32 numbers rounded to ten binary digits."""
     bits = x.contiguous().view(torch.int32)
-    rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
-    return torch.where(x.abs() < 2.0**127, rounded, torch.where(x.isfinite(), math.inf, x))
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 def _unit(x: Tensor) -> float:
@@ -145,22 +151,6 @@ def _position_norms(x: Tensor) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     norms = torch.linalg.vector_norm(x, dim=2, dtype=wide)
     return norms * (1 + x.shape[2] * _unit(x)) + torch.finfo(wide).tiny ** 0.5
-
-
-def _exponents(norms: Tensor) -> Tensor:
-    """Powers of two, as exponents, that norms are at most; 0 where there is none."""
-    usable = norms.isfinite() & (norms > 0)
-    return torch.frexp(torch.where(usable, norms, 0.5)).exponent
-
-
-def _scaled(x: Tensor, exponents: Tensor) -> Tensor:
-    """Every example times a power of two, in two steps, since one may be too large a number."""
-    half = exponents // 2
-    for some in (half, exponents - half):
-        x = x * torch.ldexp(torch.ones_like(some, dtype=torch.float32), some).to(x.dtype).view(
-            -1, *[1] * (x.ndim - 1)
-        )
-    return x
 
 
 def _squares(cotangent: Tensor, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from clipless.kernels._bounded_gradients import example_norm
 from clipless.kernels._weight_sums import ConvolutionGeometry, convolution_weight, linear_weight
-from clipless.kernels.enforced._norms import Threshold
+from clipless.kernels.enforced._norms import Threshold, rounded_to_tf32
 from clipless.kernels.enforced._sums import weight_sum
 
 _LIBRARY = torch.library.Library("clipless", "FRAGMENT")
@@ -46,6 +46,7 @@ def weight_sum_of_linear(
 
     With it, the norms of the examples' own gradients: see `weight_sum`.
     """
+    cotangent, x = rounded_to_tf32(cotangent), rounded_to_tf32(x)
     if limit.traced is not None:
         found: tuple[Tensor, Tensor] = torch.ops.clipless.enforced_linear_sum(
             cotangent, x, *limit.traced
@@ -58,6 +59,7 @@ def weight_sum_of_kernel(
     outer: Tensor, inner: Tensor, kernel: Tensor, geometry: ConvolutionGeometry, limit: Threshold
 ) -> tuple[Tensor, Tensor]:
     """The kernel's gradient in float64: that of a linear layer on patches of `inner`."""
+    outer, inner = rounded_to_tf32(outer), rounded_to_tf32(inner)
     if limit.traced is not None:
         found: tuple[Tensor, Tensor] = torch.ops.clipless.enforced_kernel_sum(
             outer, inner, *limit.traced, list(kernel.shape), *geometry
