@@ -34,7 +34,7 @@ from clipless.kernels.compilation._cuda_graphs import (
     data_pointers,
     is_close,
 )
-from clipless.kernels.enforced._norms import Threshold
+from clipless.kernels.enforced._norms import Threshold, TracedCount
 from clipless.kernels.enforced._products import enforced_convolution, enforced_linear
 from clipless.kernels.enforced._small import (
     enforced_copies,
@@ -85,6 +85,7 @@ __all__: list[str] = [
     "TRACING_LOCK",
     "LimitKind",
     "Threshold",
+    "TracedCount",
     "enforced_linear",
     "enforced_convolution",
     "enforced_embedding",

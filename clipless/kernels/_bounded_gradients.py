@@ -205,7 +205,7 @@ def _kernels_for(*tensors: Tensor) -> ModuleType | None:
     return None if None in kernels else kernels[0]
 
 
-def _factors(bounds: Tensor, limit: float) -> Tensor:
+def _factors(bounds: Tensor, limit: float | Tensor) -> Tensor:
     """`min(1, limit / bound)` for every example, and 0 where it is not a normal number."""
     outside = bounds > limit
     factors = torch.where(outside, limit / torch.where(outside, bounds, 1.0), 1.0)

@@ -39,6 +39,12 @@ class ExceedanceCount:
             count = torch.where(exceeded.detach().view(len(shares)), shares, 0.0).sum()
         self._count = count if self._count is None else self._count + count
 
+    def add_counted(self, count: Tensor, rows: int) -> None:
+        """Take a count of all uses of a pass over so many examples, made by compiled code."""
+        if self._shares is None and self._rows in (None, rows) and self._uses > 0:
+            self._uses = 0
+            self._count = count if self._count is None else self._count + count
+
     def take(self) -> Tensor | None:
         """Return the count so far, and reset it."""
         count = self._count

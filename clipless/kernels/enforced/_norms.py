@@ -23,14 +23,37 @@ CHUNK = 1 << 23
 """So many entries of the examples' own gradients, or patches, are formed at a time."""
 
 
+class TracedCount:
+    """Counts the examples above a threshold as a tensor, for who traces a pass for a compiler."""
+
+    def __init__(self) -> None:
+        self.count: Tensor | None = None
+
+    def add(self, exceeded: Tensor) -> None:
+        """Count the True entries."""
+        count = exceeded.sum(dtype=torch.float32)
+        self.count = count if self.count is None else self.count + count
+
+
 @dataclass(frozen=True)
 class Threshold:
     """What one example may contribute to a parameter's gradient, and who counts those above it."""
 
-    limit: float
-    count: ExceedanceCount | None = None
-    only_counted: bool = False
-    """Whether nothing is contributed: the threshold is still searched for."""
+    limit: float | Tensor
+    """A number; where a compiler traces the pass, a tensor, so that it may move."""
+    count: ExceedanceCount | TracedCount | None = None
+    only_counted: bool | Tensor = False
+    """Whether nothing is contributed: the threshold is still searched for. (Or 1.0 and 0.0.)"""
+
+    @property
+    def traced(self) -> tuple[Tensor, Tensor] | None:
+        """The limit, and what contributions are multiplied by, where these are tensors."""
+        if not isinstance(self.limit, Tensor):
+            return None
+        only = self.only_counted
+        if not isinstance(only, Tensor):
+            only = torch.full_like(self.limit, float(only))
+        return self.limit, only
 
     def factors(self, bounds: Tensor) -> Tensor:
         """Return `min(1, limit / bound)` for every row, times its share if rows have shares.
@@ -48,50 +71,86 @@ class Threshold:
 
     def factors_of_some(self, bounds: Tensor, part: slice | None = None) -> Tensor:
         """Return the factors of a part of a batch, without counting."""
-        own = torch.zeros_like(bounds) if self.only_counted else _factors(bounds, self.limit)
+        if self.only_counted is True:
+            own = torch.zeros_like(bounds)
+        else:
+            own = _factors(bounds, self.limit)
+        if isinstance(self.only_counted, Tensor):
+            own = torch.where(self.only_counted > 0, 0.0, own)
         shared = times_shares(own, bounds, part)
         return own if shared is None else shared
 
     def row_sum(self, rows: Tensor) -> Tensor:
         """Add up the examples' own gradients, (batch, *shape), each scaled to the limit."""
+        rows = in_float32(rows)
         return row_sum(rows_scaled(rows, self.factors(example_norm(rows))))
+
+
+def in_float32(x: Tensor) -> Tensor:
+    """Return what was rounded to bfloat16 in float32, and everything else as it is."""
+    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def upper_norms(cotangent: Tensor, x: Tensor) -> Tensor:
     """Return `sum_t ||g_t|| ||x_t||` for every example, (batch,), from (batch, T, ...)."""
-    position_norms = _position_norms(cotangent) * _position_norms(x)
-    return position_norms.sum(dim=1) * (1 + x.shape[1] * _unit(x))
+    return _upper(_position_norms(cotangent), _position_norms(x))
 
 
 def gram_norms(cotangent: Tensor, x: Tensor) -> Tensor:
     """Return upper bounds of `||sum_t g_t x_t^T||` for every example, (batch,), by inner products.
 
     Never below `sqrt(n u) sum_t ||g_t|| ||x_t||`, n the length of a position, u half the spacing.
+    In TF32 the operands must have been rounded to it (`rounded_to_tf32`): products are exact then.
     """
-    upper = upper_norms(cotangent, x)
-    # Of norm one each: their products neither overflow nor vanish.
-    own = [_normalised(each) for each in (cotangent, x)]
-    terms = cotangent.shape[2] + x.shape[2] + 4
-    relative = (_squares(*own) + terms * _unit(x)).sqrt()
-    scale = example_norm(cotangent) * example_norm(x)
-    # An upper bound that is not finite stays one: such an example is left out.
-    return torch.where(upper.isfinite(), torch.minimum(upper, relative * scale), upper)
+    positions = cotangent.shape[1]
+    by_position = _position_norms(cotangent), _position_norms(x)
+    upper = _upper(*by_position)
+    sizes = [torch.linalg.vector_norm(each, dim=1) for each in by_position]
+    scale = sizes[0] * sizes[1]
+    # Where products may overflow or vanish, the bound that needs none of them is taken.
+    usable = upper.isfinite() & (scale >= 2.0**-45)
+    for each in sizes:
+        usable = usable & (each >= 2.0**-40) & (each <= 2.0**30)
+    terms = cotangent.shape[2] + x.shape[2] + positions + 8
+    # What vanishes on the way is below the smallest normal number, 2^-126, each time.
+    vanished = terms * positions * 2.0**-45 + positions**2 * 2.0**-36
+    squares = _squares(cotangent, x) + terms * _unit(x) * upper.square()
+    squares = squares + vanished * scale.square()
+    found = torch.where(usable, torch.minimum(upper, squares.sqrt()), upper)
+    # A float32 sum over the positions of the example itself may be off by this (`_triton_sums`).
+    return found + 4 * positions * _unit(x) * upper
+
+
+def _upper(of_cotangent: Tensor, of_input: Tensor) -> Tensor:
+    """`sum_t ||g_t|| ||x_t||` from the norms of positions."""
+    positions, unit = of_cotangent.shape[1], _unit(of_cotangent)
+    return (of_cotangent * of_input).sum(dim=1) * (1 + positions * unit)
+
+
+def rounded_to_tf32(x: Tensor) -> Tensor:
+    """Return float32 numbers rounded to the ten binary digits that TF32 keeps, or as they are."""
+    rounds = x.is_cuda and x.dtype == torch.float32
+    if rounds and torch.get_float32_matmul_precision() != "highest":
+        return to_ten_digits(x)
+    return x
+
+
+def to_ten_digits(x: Tensor) -> Tensor:
+    """Return float32 numbers rounded to ten binary digits."""
+    bits = x.contiguous().view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 def _unit(x: Tensor) -> float:
-    return torch.finfo(x.dtype).eps / 2
+    """Half the spacing at one of the format that sums of products are kept in."""
+    return torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps / 2
 
 
 def _position_norms(x: Tensor) -> Tensor:
     """Upper bounds of the norms of all positions, (batch, T)."""
-    norms = torch.linalg.vector_norm(x, dim=2)
-    return norms * (1 + x.shape[2] * _unit(x)) + torch.finfo(x.dtype).tiny ** 0.5
-
-
-def _normalised(x: Tensor) -> Tensor:
-    norms = example_norm(x)
-    usable = norms.isfinite() & (norms > 0)
-    return x * torch.where(usable, 1 / torch.where(usable, norms, 1.0), 0.0).view(-1, 1, 1)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    norms = torch.linalg.vector_norm(x, dim=2, dtype=wide)
+    return norms * (1 + x.shape[2] * _unit(x)) + torch.finfo(wide).tiny ** 0.5
 
 
 def _squares(cotangent: Tensor, x: Tensor) -> Tensor:
@@ -102,6 +161,16 @@ def _squares(cotangent: Tensor, x: Tensor) -> Tensor:
         cotangent.split(size := max(1, CHUNK // (2 * positions * positions))), x.split(size),
         strict=True,
     ):  # fmt: skip
-        products = (rows @ rows.mT).mul_(columns @ columns.mT)
-        found.append(products.sum(dim=(1, 2), dtype=torch.float64).to(x.dtype).clamp_(min=0.0))
-    return torch.cat(found) if found else x.new_zeros(0)
+        products = products_of(rows, rows.mT).mul_(products_of(columns, columns.mT))
+        summed = products.sum(dim=(1, 2), dtype=torch.float64)
+        found.append(summed.to(products.dtype).clamp_(min=0.0))
+    return torch.cat(found) if found else in_float32(x.new_zeros(0))
+
+
+def products_of(one: Tensor, other: Tensor) -> Tensor:
+    """Matrix products, example by example, that are not rounded to bfloat16 at their end."""
+    if one.dtype != torch.bfloat16:
+        return one @ other
+    if one.is_cuda and one.ndim == 3:
+        return torch.bmm(one, other, out_dtype=torch.float32)
+    return one.float() @ other.float()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-import math
+import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clipless.kernels._bounded_gradients import example_norm
-from clipless.kernels._weight_sums import ConvolutionGeometry, convolution_weight, linear_weight
-from clipless.kernels.enforced._norms import Threshold, upper_norms
-from clipless.kernels.enforced._sums import weight_sum
+from clipless.kernels._bounded_gradients import autocasts_to_bfloat16, to_bfloat16
+from clipless.kernels._weight_sums import ConvolutionGeometry
+from clipless.kernels.enforced._norms import Threshold, in_float32, upper_norms
+from clipless.kernels.enforced._operators import (
+    by_position,
+    kernel_norms,
+    summed_patches,
+    summed_products,
+    weight_sum_of_kernel,
+    weight_sum_of_linear,
+)
 
 
 def enforced_linear(
@@ -28,6 +34,8 @@ def enforced_linear(
 
     A parameter without a threshold gets no gradient.
     """
+    if autocasts_to_bfloat16(x):
+        x = to_bfloat16(x)
     output: Tensor = _Linear.apply(x, weight, bias, limits, exact)  # type: ignore[no-untyped-call]
     return output
 
@@ -46,6 +54,8 @@ def enforced_convolution(
 
     `transposed`: the output padding of a transposed convolution; None for an ordinary one.
     """
+    if autocasts_to_bfloat16(x):
+        x = to_bfloat16(x)
     output: Tensor = _Convolution.apply(  # type: ignore[no-untyped-call]
         x, kernel, bias, limits, geometry, transposed, exact
     )
@@ -60,29 +70,28 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, weight.detach())
         ctx.limits, ctx.exact = limits, exact
-        return F.linear(x, weight, bias)
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
-        (cotangent,) = cotangents
         x, weight = ctx.saved_tensors
-        to_input, to_weight, to_bias = None, None, None
-        if ctx.needs_input_grad[0]:
-            to_input = cotangent @ weight
-        rows, columns = by_position(cotangent), by_position(x)
-        of_weight, of_bias = ctx.limits
-        if ctx.needs_input_grad[2] and of_bias is not None:
-            to_bias = of_bias.row_sum(rows.sum(dim=1))
-        if ctx.needs_input_grad[1] and of_weight is not None:
-            if ctx.exact is False or rows.shape[1] == 1:
-                factors = of_weight.factors(upper_norms(rows, columns))
-                to_weight = linear_weight(rows, columns, factors, in_place=False)
-            else:
-                to_weight = weight_sum(
-                    lambda part: (rows[part].unsqueeze(1), columns[part].unsqueeze(1)),
-                    rows.shape[0],
-                    of_weight,
-                )
+        cotangent = cotangents[0].to(x.dtype)
+        with without_casts(x):
+            to_input, to_weight, to_bias = None, None, None
+            if ctx.needs_input_grad[0]:
+                to_input = cotangent @ weight.to(x.dtype)
+            rows, columns = by_position(cotangent), by_position(x)
+            of_weight, of_bias = ctx.limits
+            if ctx.needs_input_grad[2] and of_bias is not None:
+                to_bias = of_bias.row_sum(in_float32(rows).sum(dim=1))
+            if ctx.needs_input_grad[1] and of_weight is not None:
+                if ctx.exact is False or rows.shape[1] == 1:
+                    rows, columns = in_float32(rows), in_float32(columns)
+                    factors = of_weight.factors(upper_norms(rows, columns))
+                    to_weight = summed_products(rows, columns, factors, of_weight)
+                else:
+                    to_weight, norms = weight_sum_of_linear(rows, columns, of_weight)
+                    of_weight.counted(norms)
         return to_input, to_weight, to_bias, None, None
 
 
@@ -97,77 +106,46 @@ class _Convolution(torch.autograd.Function):
         ctx.limits, ctx.geometry, ctx.transposed, ctx.exact = limits, geometry, transposed, exact
         stride, padding, dilation, groups = geometry
         output: Tensor = torch.convolution(
-            x, kernel, bias, stride, padding, dilation, transposed is not None,
-            transposed or [0] * len(stride), groups,
+            x, kernel.to(x.dtype), None if bias is None else bias.to(x.dtype), stride, padding,
+            dilation, transposed is not None, transposed or [0] * len(stride), groups,
         )  # fmt: skip
         return output
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
-        (cotangent,) = cotangents
         x, kernel = ctx.saved_tensors
+        cotangent = cotangents[0].to(x.dtype)
         stride, padding, dilation, groups = ctx.geometry
         to_input, to_kernel, to_bias = None, None, None
-        if ctx.needs_input_grad[0]:
-            to_input, _, _ = torch.ops.aten.convolution_backward(
-                cotangent, x, kernel, None, stride, padding, dilation, ctx.transposed is not None,
-                ctx.transposed or [0] * len(stride), groups, [True, False, False],
-            )  # fmt: skip
-        of_kernel, of_bias = ctx.limits
-        if ctx.needs_input_grad[2] and of_bias is not None:
-            to_bias = of_bias.row_sum(cotangent.flatten(2).sum(dim=2))
-        if ctx.needs_input_grad[1] and of_kernel is not None:
-            # Of a transposed convolution, the cotangent is cut into patches and x is not.
-            outer, inner = (cotangent, x) if ctx.transposed is None else (x, cotangent)
-            if ctx.exact is False:
-                factors = of_kernel.factors(_kernel_norms(outer, inner, kernel, ctx.geometry))
-                to_kernel = convolution_weight(
-                    outer, inner, factors, kernel, ctx.geometry, in_place=False
-                )
-            else:
-                to_kernel = _kernel_sum(outer, inner, kernel, ctx.geometry, of_kernel)
+        with without_casts(x):
+            if ctx.needs_input_grad[0]:
+                to_input, _, _ = torch.ops.aten.convolution_backward(
+                    cotangent, x, kernel.to(x.dtype), None, stride, padding, dilation,
+                    ctx.transposed is not None, ctx.transposed or [0] * len(stride), groups,
+                    [True, False, False],
+                )  # fmt: skip
+            of_kernel, of_bias = ctx.limits
+            if ctx.needs_input_grad[2] and of_bias is not None:
+                to_bias = of_bias.row_sum(in_float32(cotangent).flatten(2).sum(dim=2))
+            if ctx.needs_input_grad[1] and of_kernel is not None:
+                # Of a transposed convolution, the cotangent is cut into patches and x is not.
+                outer, inner = (cotangent, x) if ctx.transposed is None else (x, cotangent)
+                if ctx.exact is False:
+                    outer, inner = in_float32(outer), in_float32(inner)
+                    norms = kernel_norms(outer, inner, kernel, ctx.geometry)
+                    to_kernel = summed_patches(
+                        outer, inner, of_kernel.factors(norms), kernel, ctx.geometry, of_kernel
+                    )
+                else:
+                    to_kernel, norms = weight_sum_of_kernel(
+                        outer, inner, kernel, ctx.geometry, of_kernel
+                    )
+                    of_kernel.counted(norms)
         return to_input, to_kernel, to_bias, None, None, None, None
 
 
-def by_position(x: Tensor) -> Tensor:
-    """Return (batch, ..., features) as (batch, positions, features)."""
-    return x.unsqueeze(1) if x.ndim == 2 else x.flatten(1, -2)
-
-
-def _kernel_norms(
-    cotangent: Tensor, x: Tensor, kernel: Tensor, geometry: ConvolutionGeometry
-) -> Tensor:
-    """Upper bounds of the norm of the kernel's gradient, for every example."""
-    stride, _, dilation, _ = geometry
-    patches = math.prod(
-        math.ceil(k * math.gcd(s, d) / s)
-        for k, s, d in zip(kernel.shape[2:], stride, dilation, strict=True)
-    )
-    return example_norm(cotangent) * example_norm(x) * math.sqrt(patches)
-
-
-def _kernel_sum(
-    cotangent: Tensor, x: Tensor, kernel: Tensor, geometry: ConvolutionGeometry, limit: Threshold
-) -> Tensor:
-    """The kernel's gradient: that of a linear layer on patches, in each group of channels."""
-    groups = geometry[3]
-
-    def operands(part: slice) -> tuple[Tensor, Tensor]:
-        rows = cotangent[part].flatten(2).unflatten(1, (groups, -1)).mT
-        return rows, _patches(x[part], kernel.shape[2:], geometry)
-
-    return weight_sum(operands, x.shape[0], limit).view(kernel.shape)
-
-
-def _patches(x: Tensor, window: torch.Size, geometry: ConvolutionGeometry) -> Tensor:
-    """Return the patches of an image, (batch, groups, positions, entries of a patch)."""
-    stride, padding, dilation, groups = geometry
-    both = list(itertools.chain.from_iterable((p, p) for p in reversed(padding)))
-    padded = F.pad(x, both)
-    for axis, (size, step, gap) in enumerate(zip(window, stride, dilation, strict=True), start=2):
-        padded = padded.unfold(axis, gap * (size - 1) + 1, step)
-    cut: Any = (..., *(slice(None, None, gap) for gap in dilation))
-    count = len(window)
-    patches = padded[cut].unflatten(1, (groups, -1))  # (batch, groups, channels, places, window)
-    patches = patches.movedim(2, 2 + count)  # (batch, groups, places, channels, window)
-    return patches.flatten(2 + count).flatten(2, 1 + count)
+def without_casts(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """No autocast: backward passes may be traced under that of the forward pass."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return contextlib.nullcontext()
+    return torch.autocast(x.device.type, enabled=False)

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from clipless.kernels._bounded_gradients import example_norm
 from clipless.kernels._weight_sums import rows_scaled
-from clipless.kernels.enforced._norms import Threshold
-from clipless.kernels.enforced._products import by_position
+from clipless.kernels.enforced._norms import Threshold, in_float32
+from clipless.kernels.enforced._operators import by_position
 
 
 def enforced_embedding(
@@ -61,7 +61,7 @@ class _Embedding(torch.autograd.Function):
         if ctx.limit is None:
             return None, None, None, None, None
         places = tokens.flatten(1) if tokens.ndim > 1 else tokens.unsqueeze(1)
-        rows = by_position(cotangents[0])
+        rows = by_position(in_float32(cotangents[0]))
         if ctx.padding >= 0:
             rows = torch.where((places == ctx.padding).unsqueeze(2), 0.0, rows)
         factors = ctx.limit.factors(_embedding_norms(places, rows, exact=ctx.exact))
@@ -108,8 +108,8 @@ class _ScaleShift(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
-        (cotangent,) = cotangents
         x, scale = ctx.saved_tensors
+        cotangent = in_float32(cotangents[0])
         to_scale, to_shift = None, None
         of_scale, of_shift = ctx.limits
         if ctx.needs_input_grad[1] and of_scale is not None:
@@ -118,7 +118,7 @@ class _ScaleShift(torch.autograd.Function):
             to_shift = of_shift.row_sum(_sum_positions(cotangent, ctx.shape, ctx.own))
         to_input = None
         if ctx.needs_input_grad[0]:
-            to_input = cotangent if scale is None else cotangent * scale
+            to_input = (cotangent if scale is None else cotangent * scale).to(x.dtype)
         return to_input, to_scale, to_shift, None, None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from clipless.bounds import TRIAL_RUN
 from clipless.common import not_set_error
@@ -22,6 +23,7 @@ from clipless.privacy.compiled._functions import (
     uncompilable,
 )
 from clipless.privacy.compiled._recorded import Recorded, RecordedPasses
+from clipless.privacy.enforced._enforcement import ThresholdEnforcement
 from clipless.privacy.sampling._samplers import largest_sample
 from clipless.privacy.step._checks import weights_on
 from clipless.privacy.step._output_guard import call_of, limit_of, values_of
@@ -42,27 +44,34 @@ class CompiledCalls:
         self._fixed = session.loader.rows is not None
         if mode in GRAPH_MODES:
             _check_one_batch(session, mode)
+        self._backend, self._mode = backend, mode
         self._graphs = (
             (mode is None or mode in GRAPH_MODES)
             and self._fixed and session.on_cuda and _is_one_batch(session)
+            and session.thresholds is None  # whose counts are no part of what is recorded
         )  # fmt: skip
         self._whatever_size = mode in GRAPH_MODES
         reason = uncompilable(session.model)
         self._forward: CompiledFunction | None = None
+        self.compilations = 0
+        """How often the model was compiled: once, and again when it or its inputs have changed."""
         self._passes: RecordedPasses | None = None
         self._losses: CompiledFunction | None = None
         if reason is not None:
             warnings.warn(f"the model runs uncompiled: {reason}.", stacklevel=4)
         else:
-            self._compile_model(backend, mode)
+            self._compile_model()
+            session.model._compiled_call_impl = self._call_model
         if session.on_accelerator:  # elsewhere labels are read and checked, which is worth more
             self._compile_criterion(backend)
 
-    def _compile_model(self, backend: str, mode: str | None) -> None:
+    def _compile_model(self) -> None:
         session = self._session
+        self._enforcement = session.enforcement
+        self.compilations += 1
         forward = compiled_model(
-            session, backend=backend, mode=GRAPH_MODES.get(mode, mode), fixed=self._fixed,
-            joined=session.on_accelerator,
+            session, backend=self._backend, mode=GRAPH_MODES.get(self._mode, self._mode),
+            fixed=self._fixed or session.thresholds is not None, joined=session.on_accelerator,
         )  # fmt: skip
 
         def pays(*inputs: Any) -> bool:
@@ -77,7 +86,6 @@ class CompiledCalls:
             parts=lambda: [session._guard.snapshot],
             tensors=lambda: session._guard.snapshot.tensors,
         )  # fmt: skip
-        session.model._compiled_call_impl = self._call_model
 
     def _compile_criterion(self, backend: str) -> None:
         criterion = self._session.criterion
@@ -121,17 +129,30 @@ class CompiledCalls:
 
     def _run_model(self, *inputs: Any, **options: Any) -> Any:
         session, model = self._session, self._session.model
-        if options or TRIAL_RUN.here or not (model.training and torch.is_grad_enabled()):
+        named = options if session.thresholds is not None else {}
+        if len(named) < len(options) or TRIAL_RUN.here or not (
+            model.training and torch.is_grad_enabled()
+        ):  # fmt: skip
             return model._call_impl(*inputs, **options)
+        output, backward = None, None
+        given = (*inputs, *named.values())
+        tensors = tuple(each for each in given if isinstance(each, Tensor)) if named else inputs
+        try:
+            session.before_forward(inputs, self._run_passes, named)
+            output, backward = self._run_passes(*tensors)
+        finally:
+            seen = session.after_forward(given, output, backward)
+        if isinstance(session.enforcement, ThresholdEnforcement):
+            return session.enforcement.as_returned(seen)
+        return seen
+
+    def _run_passes(self, *tensors: Any) -> Any:
+        """The passes of the model as it is now: with other thresholds, they are compiled anew."""
+        if self._session.enforcement is not self._enforcement:
+            self._compile_model()
         if self._passes is None:
             raise not_set_error("passes")
-        output, backward = None, None
-        try:
-            session.before_forward(inputs, self._passes)
-            output, backward = self._passes(*inputs)
-        finally:
-            seen = session.after_forward(inputs, output, backward)
-        return seen
+        return self._passes(*tensors)
 
     def _run_criterion(self, *arguments: Any, **options: Any) -> Any:
         session, criterion = self._session, self._session.criterion

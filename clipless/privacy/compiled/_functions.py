@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clipless.kernels import AnyFunction, CompiledFunction, is_close, make_finite_and_bounded
 from clipless.losses import Loss
+from clipless.privacy.enforced._enforcement import ThresholdEnforcement
 from clipless.spectral import Projection
 
 if TYPE_CHECKING:
@@ -44,6 +45,15 @@ def compiled_model(
     """
     model, enforcement = session.model, session.enforcement
     device = session._trainable[0].device.type
+    traced: AnyFunction | None = None
+    if isinstance(enforcement, ThresholdEnforcement):
+        traced = enforcement.traced_pass(session.casts).function()
+
+    def run_with_thresholds(*inputs: Any) -> Any:
+        if torch.compiler.is_compiling() and traced is not None:
+            return traced(*inputs)
+        enforcement.begin_pass(inputs)
+        return session.run_eagerly(inputs)
 
     def run(*inputs: Any) -> Any:
         enforcement.begin_pass(inputs)
@@ -55,6 +65,8 @@ def compiled_model(
             return model.forward(*inputs)
 
     chosen = run_rounded if session.plan.precision == "bfloat16" else run
+    if traced is not None:
+        chosen = run_with_thresholds
 
     def attempt(function: AnyFunction, *inputs: Any) -> None:
         # Backward passes are compiled when they first run, which must not be in mid-step.

@@ -82,5 +82,5 @@ class StandIns:
             vars(module)["forward"] = _LayerCall(module, handler, of, self._exact)
         for module in self._alone:
             for name, parameter in module._parameters.items():
-                if parameter is not None and parameter.requires_grad:
+                if parameter is not None and id(parameter) in of.names:
                     vars(module)[name] = of.copies(parameter)

@@ -17,6 +17,7 @@ from clipless.privacy.enforced._calls import StandIns
 from clipless.privacy.enforced._passes import EnforcingPass
 from clipless.privacy.enforced._report import EnforcedReport
 from clipless.privacy.enforced._thresholds import EnforcedThresholds
+from clipless.privacy.enforced._traced import Casts, TracedPass
 from clipless.privacy.step._enforcement import (
     BackwardPass,
     Deliveries,
@@ -36,6 +37,7 @@ class ThresholdEnforcement(Enforcement):
         self._thresholds, self._exact = thresholds, exact
         self._report: EnforcedReport | None = None
         self._room = 0.0
+        self._traced: TracedPass | None = None
 
     def adopt(self, report: SensitivityReport, plan: Plan) -> None:
         """Hold gradients to the thresholds as they are now, from the next forward pass on."""
@@ -46,6 +48,20 @@ class ThresholdEnforcement(Enforcement):
         self._room = room / plan.loss_divisor
         self._report = report
         self._limits = self._thresholds.limits(self._room)
+        if self._traced is not None:
+            self._traced.adopt(self._limits)
+
+    def traced_pass(self, casts: Casts) -> TracedPass:
+        """Return the pass for a compiler, which may trace it while layers stand in (`stand_in`)."""
+        if self._report is None:
+            raise not_set_error("the report of the bounds")
+        names = {id(p): name for name, p in self._model.named_parameters()}
+        self._traced = TracedPass(
+            self._model, self._trainable, [names[id(each)] for each in self._trainable],
+            self._limits, proof=self._report.proof, casts=casts,
+            begin=lambda begun: self._stand_ins.begin(begun),
+        )  # fmt: skip
+        return self._traced
 
     @contextmanager
     def stand_in(self) -> Iterator[None]:
@@ -59,7 +75,8 @@ class ThresholdEnforcement(Enforcement):
         if self._report is None:
             raise not_set_error("the report of the bounds")
         self.rows = next((x.shape[0] for x in inputs if isinstance(x, Tensor)), 0)
-        self.deliveries = Deliveries(self._trainable[0].device)
+        if torch.is_grad_enabled():
+            self.deliveries = Deliveries(self._trainable[0].device)
         self._stand_ins.begin(
             EnforcingPass(
                 self._model, self._report.proof.planned, limits=self._limits, places=self.places,
@@ -69,6 +86,11 @@ class ThresholdEnforcement(Enforcement):
 
     def renew_leaves(self) -> None:
         """Nothing is kept from one pass to the next: each use makes leaves of its own."""
+
+    def as_returned(self, output: Any) -> Any:
+        """Return a compiled pass's output as the model returns it, if that is an object."""
+        kind = None if self._traced is None or not isinstance(output, Tensor) else self._traced.kind
+        return output if kind is None else kind(logits=output)
 
     def backward_pass(self, output: Tensor, shares: Tensor | None = None) -> BackwardPass:
         """Return the backward pass from an output of the present pass to its parameters."""
@@ -89,10 +111,17 @@ class ThresholdEnforcement(Enforcement):
             raise not_set_error("the pass that gradients belong to")
         if not output.requires_grad:
             return [None] * len(self._trainable)
-        anchor = deliveries.anchor
+        traced, found = self._traced, list[Tensor | None]()
+        asked = [deliveries.anchor]
+        if traced is not None:
+            asked += [traced.counts, *traced.sums]
 
         def run_backwards() -> None:
-            torch.autograd.grad(output, anchor, cotangents, allow_unused=True)
+            found.extend(torch.autograd.grad(output, asked, cotangents, allow_unused=True)[1:])
 
         handed_in = deliveries.collect(run_backwards)
-        return [handed_in.get(place) for place in range(len(self._trainable))]
+        if handed_in or traced is None or found[0] is None:
+            return [handed_in.get(place) for place in range(len(self._trainable))]
+        # Compiled code hands in nothing: its sums and counts are gradients.
+        self._thresholds.add_counted(dict(zip(traced.names, found[0], strict=True)), len(output))
+        return found[1:]

@@ -183,8 +183,11 @@ class EnforcingPass(LayerPass):
     def __init__(
         self, model: nn.Module, planned: PlannedUses, *, limits: Mapping[str, Threshold],
         places: Mapping[int, int], batch: int, deliveries: Deliveries | None,
+        names: Mapping[int, str] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(model)
+        if names is not None:  # of tensors that stand for the parameters
+            self.names = dict(names)
         self.batch, self._planned, self._limits = batch, planned, limits
         self._places, self._deliveries = places, deliveries
         self._count: defaultdict[str, int] = defaultdict(int)

@@ -30,14 +30,11 @@ def enforced_plan(
 ) -> EnforcedReport:  # fmt: skip
     """Prove that the examples of a model stay apart, and return the bounds it begins with."""
     model = unwrap_module(module)
-    for refused, why in (
-        (options.compile, "compile=...: layers with thresholds run uncompiled so far"),
-        (options.precision != "float32", f"precision={options.precision!r}: their norms are "
-         "computed in float32 so far"),
-        (is_sharded(model), "sharded models: their layers have a part of each parameter"),
-    ):  # fmt: skip
-        if refused:
-            raise PrivacyError(f"bounds='enforced' does not go with {why}. Leave it out.")
+    if is_sharded(model):
+        raise PrivacyError(
+            "bounds='enforced' does not go with sharded models: their layers have a part of each "
+            "parameter. Leave sharding out; ranks with whole models are fine."
+        )
     if options.batches.input_shape is not None:
         raise PrivacyError(
             "bounds='enforced' takes shapes from the first batch: leave input_shape out"

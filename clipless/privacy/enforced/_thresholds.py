@@ -141,6 +141,11 @@ class EnforcedThresholds:
             if each.name in self._counts:
                 self._counts[each.name].expect(each.uses, rows, shares)
 
+    def add_counted(self, counts: Mapping[str, Tensor], rows: int) -> None:
+        """Take what compiled code has counted in a pass over so many examples."""
+        for name, counter in self._counts.items():
+            counter.add_counted(counts[name], rows)
+
     def add_to(self, counts: dict[str, Tensor]) -> None:
         """Take what was counted since `expect`."""
         for name, counter in self._counts.items():

@@ -141,8 +141,6 @@ class TrainingSession(PrivateStep):
         self.group.refuse_compiled()
         if self.plan.user_records is not None:
             raise refusals.users_run_eagerly()
-        if self.thresholds is not None:
-            raise PrivacyError("bounds='enforced' does not go with compile: layers run uncompiled")
         if self._book.progress is not None:
             raise PrivacyError("a step is under way: compile between steps")
         if self._guard.changed():

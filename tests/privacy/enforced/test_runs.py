@@ -182,15 +182,6 @@ def test_a_run_is_resumed_with_its_thresholds():
 
 
 def test_what_does_not_go_together_is_refused():
-    for options, words in (
-        ({"compile": True}, "compile"),
-        ({"options": PrivacyOptions(precision="bfloat16")}, "precision='bfloat16'"),
-    ):
-        with pytest.raises(PrivacyError, match=words):
-            enforced_run(network(), data(), **options)
-    engine = enforced_run(network(), data())[0]
-    with pytest.raises(PrivacyError, match="uncompiled"):
-        engine.compile()
     with pytest.raises(ValueError, match="bounds must be"):
         enforced_run(network(), data(), bounds="forced")
     with pytest.raises(UnsupportedOperationError, match=r"1 \(BatchNorm1d\).*GroupNorm"):
