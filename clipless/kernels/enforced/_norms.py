@@ -10,7 +10,9 @@ for whatever order the terms are added in. (Or the gradient itself, one example 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +47,16 @@ class Threshold:
         if self.count is not None:
             # What is not finite is above every threshold.
             self.count.add(~(bounds <= self.limit))
+
+    def integer_sum(
+        self, add: Callable[..., tuple[Tensor, Tensor]], cotangent: Tensor, *others: Any
+    ) -> Tensor:
+        """Add up a weight's gradient as integers, with upper bounds of the examples' norms."""
+        shares = times_shares(None, cotangent)
+        weight, above = add(cotangent, *others, limit=self.limit, shares=shares)
+        if self.count is not None:
+            self.count.add(above)
+        return torch.zeros_like(weight) if self.only_counted else weight
 
     def factors_of_some(self, bounds: Tensor, part: slice | None = None) -> Tensor:
         """Return the factors of a part of a batch, without counting."""

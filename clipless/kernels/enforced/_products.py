@@ -14,6 +14,11 @@ from clipless.kernels._bounded_gradients import example_norm
 from clipless.kernels._weight_sums import ConvolutionGeometry, convolution_weight, linear_weight
 from clipless.kernels.enforced._norms import Threshold, upper_norms
 from clipless.kernels.enforced._sums import weight_sum
+from clipless.kernels.exact._weights import (
+    adds_integers,
+    integer_convolution_weight,
+    integer_linear_weight,
+)
 
 
 def enforced_linear(
@@ -75,8 +80,11 @@ class _Linear(torch.autograd.Function):
             to_bias = of_bias.row_sum(rows.sum(dim=1))
         if ctx.needs_input_grad[1] and of_weight is not None:
             if ctx.exact is False or rows.shape[1] == 1:
-                factors = of_weight.factors(upper_norms(rows, columns))
-                to_weight = linear_weight(rows, columns, factors, in_place=False)
+                if adds_integers(cotangent, of_weight.limit):
+                    to_weight = of_weight.integer_sum(integer_linear_weight, rows, columns)
+                else:
+                    factors = of_weight.factors(upper_norms(rows, columns))
+                    to_weight = linear_weight(rows, columns, factors, in_place=False)
             else:
                 to_weight = weight_sum(
                     lambda part: (rows[part].unsqueeze(1), columns[part].unsqueeze(1)),
@@ -119,7 +127,11 @@ class _Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[1] and of_kernel is not None:
             # Of a transposed convolution, the cotangent is cut into patches and x is not.
             outer, inner = (cotangent, x) if ctx.transposed is None else (x, cotangent)
-            if ctx.exact is False:
+            if ctx.exact is False and len(stride) < 3 and adds_integers(outer, of_kernel.limit):
+                to_kernel = of_kernel.integer_sum(
+                    integer_convolution_weight, outer, inner, kernel.shape[2:], ctx.geometry
+                )
+            elif ctx.exact is False:
                 factors = of_kernel.factors(_kernel_norms(outer, inner, kernel, ctx.geometry))
                 to_kernel = convolution_weight(
                     outer, inner, factors, kernel, ctx.geometry, in_place=False

@@ -5,9 +5,10 @@ multiplied by that entry and rounded to 16 bits, on one grid for all rows. What 
 weight's gradient is then `unit sum_t g_t x_t^T` of integers, with a unit that is public, and the
 sum over rows is a sum of integers, which no order of summation changes.
 
-The bound `gain ||g|| ||x||` is taken of the integers: `||g||^2 ||x||^2` may be `square` at most, a
-whole number too. A row above it is rounded anew from smaller cotangents, and what may still be too
-large is cut towards zero, which makes every entry smaller. So rounding costs no slack.
+The bound `||g|| ||p||`, p all patches of x, is taken of the integers: `||g||^2 ||p||^2` may be
+`square` at most, a whole number too. A row above it is rounded anew from smaller cotangents, and
+what may still be too large is cut towards zero, which makes every entry smaller. So rounding costs
+no slack.
 
 Rounding is stochastic, which keeps sums unbiased where the grid is coarse. Its bits are a hash of
 the entry and its place. They are no secret: bounds hold whatever they are, and a row's depend on
@@ -61,17 +62,17 @@ class Grid:
     """The public numbers of one layer's sum."""
 
     square: int
-    """What `||g||^2 ||x||^2` of a row's integers may be."""
+    """What `||g||^2 ||p||^2` of a row's integers may be."""
     unit: float
-    """What a product of integers stands for: `gain unit sqrt(square)` is the bound."""
+    """What a product of integers stands for: `unit sqrt(square)` is the bound."""
     multiplier: float
     """Cotangents are multiplied by this, over the multiplier of their row's activations."""
     reserve: float
     """By how much rounding makes the square of the norm of cotangents larger, at most a little."""
 
 
-def grid_of(*, limit: float, gain: float, inputs: int, outputs: int) -> Grid:
-    """Return the grid of a layer whose rows have so many activations and cotangents.
+def grid_of(*, limit: float, inputs: int, outputs: int) -> Grid:
+    """Return the grid of a layer whose rows have so many entries of patches, and of cotangents.
 
     Where all activations of a row are alike in size, a cotangent at the bound has entries of
     `4064 / sqrt(outputs)` steps, at least 16: so 16 bits hold it also if all of it is in one entry,
@@ -80,23 +81,37 @@ def grid_of(*, limit: float, gain: float, inputs: int, outputs: int) -> Grid:
     steps = max(_LEAST_STEPS, _STEPS / math.sqrt(outputs))
     root = min(LARGEST_INPUT * steps * math.sqrt(inputs * outputs), 2.0**31 - 1)
     square = int(root) ** 2
-    unit = limit / (gain * int(root)) * (1 - 2.0**-50)
-    multiplier = float(torch.tensor(FRACTION**2 / unit, dtype=torch.float64).float())
-    return Grid(square, unit, multiplier, 0.3 * outputs)
+    unit = limit / int(root) * (1 - 2.0**-50)
+    multiplier = min(FRACTION**2 / unit, torch.finfo(torch.float32).max)
+    return Grid(square, unit, _float32(multiplier), _float32(0.3 * outputs))
+
+
+def _float32(number: float) -> float:
+    """The number as kernels will see it."""
+    return float(torch.tensor(number, dtype=torch.float64).float())
 
 
 def input_integers(
-    x: Tensor, *, padding: tuple[int, int], layout: Layout, first_row: int = 0
+    x: Tensor,
+    *,
+    padding: tuple[int, int],
+    layout: Layout,
+    counts: Tensor | None,
+    first_row: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Round (batch, channels, height, width) to (batch, height, width, groups, channels) of int64.
 
-    Padded. Also returned are each row's multiplier, before `FRACTION`, and the sum of its squares.
+    Padded. Also returned are each row's multiplier, times `FRACTION`, and the squared norm of its
+    patches: each square counts as often as `counts`, (height, width), says; once if that is None.
     """
     laid = _laid_out(x, padding, layout)
     largest, usable = _largest(laid)
     multiplier = _where_usable(usable, _quotient(LARGEST_INPUT * FRACTION, _ones(usable, largest)))
     rounded = _rounded(laid, multiplier, first_row, LARGEST_INPUT)
-    return rounded, multiplier, _squares(rounded)
+    if counts is None:
+        return rounded, multiplier, _squares(rounded)
+    lines = rounded.square().flatten(3).sum(dim=3)
+    return rounded, multiplier, (lines * counts).flatten(1).sum(dim=1)
 
 
 def cotangent_integers(
@@ -169,7 +184,9 @@ def _rounded(laid: Tensor, multiplier: Tensor, first_row: int, most: int) -> Ten
     row = torch.arange(first_row, first_row + rows, device=laid.device)
     place = torch.arange(laid[0].numel() if rows else 0, device=laid.device)
     bits = laid.contiguous().view(torch.int32).to(torch.int64)
-    mixed = (bits ^ _by_row(row * 0x85EBCA77, bits) ^ (place * 0x9E3779B1).view(bits.shape[1:])) & _MASK
+    mixed = (
+        bits ^ _by_row(row * 0x85EBCA77, bits) ^ (place * 0x9E3779B1).view(bits.shape[1:])
+    ) & _MASK
     mixed = ((mixed ^ (mixed >> 16)) * 0x7FEB352D) & _MASK
     mixed = ((mixed ^ (mixed >> 15)) * 0x846CA68B) & _MASK
     return ((whole + (mixed >> 16)) >> 16).clamp(-most, most)

@@ -21,6 +21,22 @@ class Windows:
     padding: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)
 
+    def counts(self, padded: tuple[int, int], found: tuple[int, int]) -> list[list[int]] | None:
+        """How many windows each place of a padded image is in; None if every place is in one.
+
+        `found`: how many windows there are, on either axis.
+        """
+        if self.size == self.stride == (1, 1):
+            return None
+        axes = []
+        for axis in (0, 1):
+            own = [0] * padded[axis]
+            for first in range(found[axis]):
+                for step in range(self.size[axis]):
+                    own[first * self.stride[axis] + step * self.dilation[axis]] += 1
+            axes.append(own)
+        return [[line * column for column in axes[1]] for line in axes[0]]
+
 
 def integer_products(cotangent: Tensor, x: Tensor, windows: Windows) -> Tensor:
     """Return `sum g x^T` for every group and place of the windows.

@@ -3,10 +3,10 @@
 
 The rounding is that of `_grid`, bit for bit: no step of it depends on an order of summation, and
 none multiplies and adds at once. Integers of 8 bits are multiplied either as they are, with sums in
-int32, or as float16 numbers, with sums of up to 1,024 products in float32: these stay below 2^24, so
-that float32 holds every one of them, in whatever order they are taken. (Tensor cores read float16
-operands along either axis. 8-bit operands must be turned first, which takes longer than multiplying
-them.)
+int32, or as float16 numbers, with sums of up to 1,024 products in float32: these stay below 2^24,
+so that float32 holds every one of them, in whatever order they are taken. (Tensor cores read
+float16 operands along either axis. 8-bit operands must be turned first, which takes longer than
+multiplying them.)
 """
 
 import torch
@@ -59,8 +59,9 @@ def _entries(
     channel = place % padded
     line = position // wide - pad_height
     column = position % wide - pad_width
-    there = (line >= 0) & (line < height) & (column >= 0) & (column < width) & (channel < channels)
-    there = there & (place < size)
+    there = (line >= 0) & (line < height) & (column >= 0) & (column < width) & (place < size)
+    if padded != channels:
+        there = there & (channel < channels)
     source = ((place % (groups * padded)) // padded * channels + channel) * channel_stride
     source += line * line_stride + column * column_stride
     entry = row.to(tl.int64)[:, None] * row_stride + source[None, :]
@@ -91,10 +92,10 @@ def _largest(largest, value):
 
 @jit
 def _round_inputs(
-    x, integers, multipliers, squares, rows, first_row, size, row_stride, channel_stride,
+    x, integers, multipliers, squares, counts, rows, first_row, size, row_stride, channel_stride,
     line_stride, column_stride, height, width, wide, pad_height, pad_width, least,
     groups: constexpr, channels: constexpr, padded: constexpr, most: constexpr,
-    fraction: constexpr, block_rows: constexpr, block: constexpr,
+    fraction: constexpr, counted: constexpr, block_rows: constexpr, block: constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * block_rows
     row = first + tl.arange(0, block_rows)
@@ -118,7 +119,11 @@ def _round_inputs(
         )  # fmt: skip
         place = start + tl.arange(0, block)
         rounded = _integers(value, multiplier, first_row + row, place, most)
-        total += tl.sum(rounded * rounded, 1).to(tl.int64)
+        squared = (rounded * rounded).to(tl.int64)
+        if counted:
+            position = place // (groups * padded)
+            squared = squared * tl.load(counts + position, mask=place < size, other=0)[None, :]
+        total += tl.sum(squared, 1)
         target = integers + row.to(tl.int64)[:, None] * size + place[None, :]
         inside = (row < rows)[:, None] & (place < size)[None, :]
         tl.store(target, rounded.to(integers.dtype.element_ty), mask=inside)
@@ -259,7 +264,13 @@ _ROUNDING = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 def round_inputs(
-    x: Tensor, *, padding: tuple[int, int], layout: Layout, kind: torch.dtype, first_row: int = 0
+    x: Tensor,
+    *,
+    padding: tuple[int, int],
+    layout: Layout,
+    counts: Tensor | None,
+    kind: torch.dtype,
+    first_row: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`_grid.input_integers`, of `kind`."""
     rows, _, height, width = x.shape
@@ -271,11 +282,12 @@ def round_inputs(
     block_rows, block = _rounding_blocks(size)
     if rows:
         _launch(
-            _round_inputs, (_parts(rows, block_rows),), (x, integers, multipliers, squares),
+            _round_inputs, (_parts(rows, block_rows),),
+            (x, integers, multipliers, squares, squares if counts is None else counts),
             (rows, first_row, size, *x.stride(), height, width, wide, *padding, LEAST),
             (
                 layout.groups, layout.channels, layout.padded, LARGEST_INPUT, FRACTION,
-                block_rows, block,
+                counts is not None, block_rows, block,
             ),
             _ROUNDING,
         )  # fmt: skip
@@ -299,7 +311,9 @@ def round_cotangents(
     `allowed`: `_grid.allowed_squares`.
     """
     rows, _, height, width = cotangent.shape
-    integers = cotangent.new_empty((rows, height, width, layout.groups, 2, layout.padded), dtype=kind)
+    integers = cotangent.new_empty(
+        (rows, height, width, layout.groups, 2, layout.padded), dtype=kind
+    )
     outside = cotangent.new_empty(rows, dtype=torch.int8)
     size = height * width * layout.groups * layout.padded
     block_rows, block = _rounding_blocks(size)
@@ -321,10 +335,13 @@ def round_cotangents(
     return integers, outside.bool()
 
 
-def multiply(limbs: Tensor, x: Tensor, windows: Windows, total: Tensor) -> None:
+def multiply(
+    limbs: Tensor, x: Tensor, windows: Windows, total: Tensor, *, span: int | None = None
+) -> None:
     """Add the products of all positions to a total, (groups, 2 outputs, window, inputs) of int64.
 
-    `limbs` and `x` as `round_cotangents` and `round_inputs` return them, both of one type.
+    `limbs` and `x` as `round_cotangents` and `round_inputs` return them, both of one type. `span`:
+    how many positions one program adds up, for tests.
     """
     rows, height, width, groups, _, outputs = limbs.shape
     channels = x.shape[-1]
@@ -336,8 +353,8 @@ def multiply(limbs: Tensor, x: Tensor, windows: Windows, total: Tensor) -> None:
     taps = windows.size[0] * windows.size[1]
     block_m, block_n, block_k, warps = _tile(2 * outputs, taps * channels, whole)
     tiles = groups * _parts(2 * outputs, block_m) * _parts(taps * channels, block_n)
-    span = max(_PRODUCTS, min(_SPAN, _parts(count * tiles, _PROGRAMS)))
-    span = _parts(span, _PRODUCTS) * _PRODUCTS
+    few = _parts(count * tiles, _PROGRAMS * _PRODUCTS) * _PRODUCTS
+    span = span or min(_SPAN, few)
     _launch(
         _multiply, (tiles, _parts(count, span)), (limbs, x, total),
         (
