@@ -105,10 +105,10 @@ class PrivacyReport:
         uncovered = self.plan.sums.uncovered
         if uncovered > 0:
             found.append(
-                "Gradients of convolutions, or of a sharded model, are summed in float32 on this "
-                "device. In the worst case of rounding, one example could move such a sum by "
-                f"{uncovered:.2g} times its bound more than the bound; epsilon does not cover it. "
-                "On a CPU all sums are covered."
+                "Gradients of convolutions are summed in float32 on this device. In the worst case "
+                f"of rounding, one example could move such a sum by {uncovered:.2g} times its "
+                "bound more than the bound; epsilon does not cover it. All sums are covered on a "
+                "CPU, and on a GPU with Triton."
             )
         if self.insecure:
             found.insert(

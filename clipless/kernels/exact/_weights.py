@@ -113,14 +113,15 @@ def integer_convolution_weight(
 def _linear_sum(
     cotangent: Tensor, x: Tensor, limit: float, shares: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    rows = len(x)
-    as_images = [
-        each.reshape(rows, 1, -1, each.shape[-1]).permute(0, 3, 1, 2) for each in (cotangent, x)
-    ] if x.numel() and cotangent.numel() else None  # fmt: skip
-    if as_images is None:
+    if not x.numel() or not cotangent.numel():
         return x.new_zeros(cotangent.shape[-1], x.shape[-1], dtype=torch.float64), _none(cotangent)
-    weight, outside = _weight_sum(*as_images, Windows(), 1, limit, shares)
+    weight, outside = _weight_sum(_line(cotangent), _line(x), Windows(), 1, limit, shares)
     return weight.flatten(1), outside
+
+
+def _line(x: Tensor) -> Tensor:
+    """Return (batch, ..., features) as an image of one line, (batch, features, 1, positions)."""
+    return x.reshape(len(x), 1, -1, x.shape[-1]).permute(0, 3, 1, 2)
 
 
 def _convolution_sum(
@@ -130,11 +131,11 @@ def _convolution_sum(
     flat = x.ndim == 3
     if flat:  # one line
         cotangent, x = cotangent.unsqueeze(2), x.unsqueeze(2)
-    lines = [1, 1, 0, 1] if flat else []
-    size, steps, room, gaps = (
-        (*lines[i : i + 1], *each) for i, each in enumerate((window, stride, padding, dilation))
+    steps = (window, stride, padding, dilation)
+    first = (1, 1, 0, 1)  # of the one line
+    windows = Windows(
+        *((of if flat else each[0], each[-1]) for of, each in zip(first, steps, strict=True))
     )
-    windows = Windows(size, steps, room, gaps)
     if not x.numel() or not cotangent.numel():
         shape = (cotangent.shape[1], x.shape[1] // groups, *window)
         return x.new_zeros(shape, dtype=torch.float64), _none(cotangent)
