@@ -160,9 +160,11 @@ def precomputed_norm(x: Tensor) -> Tensor | None:
     """The norms of a layer's inputs, where a compiler makes them a part of what computes x.
 
     Elsewhere they are taken in the backward pass, of what the gradient is computed from: x is not
-    ours, and may have been overwritten (`x.data.mul_(2)`) since the forward pass.
+    ours, and may have been overwritten (`x.data.mul_(2)`) since the forward pass. Sums of integers
+    have norms of their own.
     """
-    return example_norm(x.detach()) if torch.compiler.is_compiling() else None
+    wanted = torch.compiler.is_compiling() and not adds_integers(x, 1.0)
+    return example_norm(x.detach()) if wanted else None
 
 
 def example_norm(x: Tensor) -> Tensor:

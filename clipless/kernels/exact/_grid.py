@@ -19,6 +19,7 @@ This file is the arithmetic of `_triton_exact`, bit for bit, in torch's operator
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -71,6 +72,7 @@ class Grid:
     """By how much rounding makes the square of the norm of cotangents larger, at most a little."""
 
 
+@functools.lru_cache(maxsize=1024)
 def grid_of(*, limit: float, inputs: int, outputs: int) -> Grid:
     """Return the grid of a layer whose rows have so many entries of patches, and of cotangents.
 
@@ -132,7 +134,8 @@ def cotangent_integers(
     laid = _laid_out(cotangent, (0, 0), layout)
     largest, usable = _largest(laid)
     usable = usable & (squares > 0)
-    allowed = allowed_squares(grid, squares, shares)
+    limits = torch.full_like(squares, grid.square) if shares is None else row_squares(grid, shares)
+    allowed = limits // squares.clamp(min=1)
     wanted = torch.tensor(grid.multiplier, dtype=torch.float32, device=largest.device)
     if shares is not None:
         wanted = wanted * shares.to(torch.float32)
@@ -154,12 +157,9 @@ def cotangent_integers(
     return rounded, outside
 
 
-def allowed_squares(grid: Grid, squares: Tensor, shares: Tensor | None) -> Tensor:
-    """Return what the square of the norm of each row's cotangents may be, a whole number."""
-    square = torch.full_like(squares, grid.square)
-    if shares is not None:
-        square = (grid.square * shares.double().square() * (1 - 2.0**-40)).to(torch.int64)
-    return square // squares.clamp(min=1)
+def row_squares(grid: Grid, shares: Tensor) -> Tensor:
+    """Return what `||g||^2 ||p||^2` of rows with shares may be, whole numbers."""
+    return (grid.square * shares.double().square() * (1 - 2.0**-40)).to(torch.int64)
 
 
 def _laid_out(x: Tensor, padding: tuple[int, int], layout: Layout) -> Tensor:

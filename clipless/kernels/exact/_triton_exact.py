@@ -20,6 +20,7 @@ from clipless.kernels.exact._grid import (
     LEAST,
     Grid,
     Layout,
+    row_squares,
 )
 from clipless.kernels.exact._products import Windows
 
@@ -163,8 +164,9 @@ def _cotangents_pass(
 
 @jit
 def _round_cotangents(
-    x, integers, multipliers, squares, shares, bounds, outside, rows, first_row, size, row_stride,
-    channel_stride, line_stride, column_stride, height, width, wanted, reserve, least, shrink,
+    x, integers, multipliers, squares, shares, bounds, outside, rows, first_row, size, square,
+    row_stride, channel_stride, line_stride, column_stride, height, width, wanted, reserve, least,
+    shrink,
     groups: constexpr, channels: constexpr, padded: constexpr, most: constexpr,
     fraction: constexpr, shared: constexpr, block_rows: constexpr, block: constexpr,
 ):  # fmt: skip
@@ -180,7 +182,9 @@ def _round_cotangents(
         largest = _largest(largest, value)
     own = tl.load(squares + row, mask=there, other=0)
     usable = (largest >= least) & (largest < float("inf")) & (own > 0)
-    allowed = tl.load(bounds + row, mask=there, other=0)
+    if shared:
+        square = tl.load(bounds + row, mask=there, other=0)
+    allowed = square // tl.maximum(own, 1)
     full = tl.zeros((block_rows,), dtype=tl.float32) + wanted
     if shared:
         full = full * tl.load(shares + row, mask=there, other=0.0)
@@ -298,7 +302,6 @@ def round_cotangents(
     cotangent: Tensor,
     multipliers: Tensor,
     squares: Tensor,
-    allowed: Tensor,
     grid: Grid,
     shares: Tensor | None,
     *,
@@ -306,10 +309,7 @@ def round_cotangents(
     kind: torch.dtype,
     first_row: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """`_grid.cotangent_integers` in limbs, (batch, height, width, groups, 2, channels) of `kind`.
-
-    `allowed`: `_grid.allowed_squares`.
-    """
+    """`_grid.cotangent_integers` in limbs: (batch, height, width, groups, 2, channels)."""
     rows, _, height, width = cotangent.shape
     integers = cotangent.new_empty(
         (rows, height, width, layout.groups, 2, layout.padded), dtype=kind
@@ -317,14 +317,16 @@ def round_cotangents(
     outside = cotangent.new_empty(rows, dtype=torch.int8)
     size = height * width * layout.groups * layout.padded
     block_rows, block = _rounding_blocks(size)
-    shared = multipliers if shares is None else shares.to(torch.float32)
+    of_rows, limits = multipliers, squares  # not read
+    if shares is not None:
+        of_rows, limits = shares.to(torch.float32), row_squares(grid, shares)
     if rows:
         _launch(
             _round_cotangents, (_parts(rows, block_rows),),
-            (cotangent, integers, multipliers, squares, shared, allowed, outside),
+            (cotangent, integers, multipliers, squares, of_rows, limits, outside),
             (
-                rows, first_row, size, *cotangent.stride(), height, width, grid.multiplier,
-                grid.reserve, LEAST, _SHRINK,
+                rows, first_row, size, grid.square, *cotangent.stride(), height, width,
+                grid.multiplier, grid.reserve, LEAST, _SHRINK,
             ),
             (
                 layout.groups, layout.channels, layout.padded, LARGEST_COTANGENT, FRACTION,

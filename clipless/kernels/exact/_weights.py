@@ -16,11 +16,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from clipless.kernels._weight_sums import _LIBRARY, ConvolutionGeometry, transformed
+from clipless.kernels._weight_sums import (
+    _LIBRARY,
+    _TAGS,
+    ConvolutionGeometry,
+    transformed,
+)
 from clipless.kernels.exact._grid import (
     Grid,
     Layout,
-    allowed_squares,
     cotangent_integers,
     grid_of,
     input_integers,
@@ -53,8 +57,15 @@ class _Sum:
     grid: Grid
 
 
-def prepare_integer_sums(device: str) -> IntegerSums | None:
-    """Return how a type of device adds up integers, tried; None if floats are added up there."""
+def prepare_integer_sums(device: str, kind: IntegerSums | None = None) -> IntegerSums | None:
+    """Return how a type of device adds up integers, tried; None if floats are added up there.
+
+    A `kind` that is given is tried alone, and refused if it is not exact.
+    """
+    if kind is not None:
+        if kind != "float64" and not sums_are_exact(device, kind):
+            raise RuntimeError(f"sums of integers by {kind} products are not exact on {device}")
+        _KINDS[device] = kind
     if device not in _KINDS:
         _KINDS[device] = _tried(device) if device == "cuda" else None
     return _KINDS[device]
@@ -159,7 +170,7 @@ def _weight_sum(
         _compare_once(cotangent, x, what, shares, kind)
         total, outside = _by_kernels(cotangent, x, what, shares, kind)
     total = total[:, : what.outputs.channels, ..., : what.inputs.channels]
-    weight = total.double() * what.grid.unit
+    weight = total * torch.tensor(what.grid.unit, dtype=torch.float64)
     return weight.movedim(-1, 2).flatten(0, 1).contiguous(), outside
 
 
@@ -220,12 +231,13 @@ def _by_kernels(
         )  # fmt: skip
         some = None if shares is None else shares[part]
         limbs, above = kernels.round_cotangents(
-            cotangent[part], multipliers, squares, allowed_squares(what.grid, squares, some),
-            what.grid, some, layout=what.outputs, kind=dtype, first_row=begin,
+            cotangent[part], multipliers, squares, what.grid, some, layout=what.outputs,
+            kind=dtype, first_row=begin,
         )  # fmt: skip
         kernels.multiply(limbs, columns, what.windows, total)
         outside.append(above)
-    return total[:, 0] * 256 + total[:, 1], torch.cat(outside)
+    above = outside[0] if len(outside) == 1 else torch.cat(outside)
+    return torch.add(total[:, 1], total[:, 0], alpha=256), above
 
 
 def _compare_once(
@@ -311,11 +323,13 @@ def _examples_agree(device: str, kind: IntegerSums) -> bool:
 
 _LIBRARY.define(
     "integer_linear_sum(Tensor cotangent, Tensor x, float limit, Tensor? shares) "
-    "-> (Tensor, Tensor)"
+    "-> (Tensor, Tensor)",
+    tags=_TAGS,
 )
 _LIBRARY.define(
     "integer_convolution_sum(Tensor cotangent, Tensor x, float limit, Tensor? shares, "
-    "int[] window, int[] stride, int[] padding, int[] dilation, int groups) -> (Tensor, Tensor)"
+    "int[] window, int[] stride, int[] padding, int[] dilation, int groups) -> (Tensor, Tensor)",
+    tags=_TAGS,
 )
 _LIBRARY.impl("integer_linear_sum", _linear_sum, "CompositeExplicitAutograd")
 _LIBRARY.impl("integer_convolution_sum", _convolution_sum, "CompositeExplicitAutograd")
