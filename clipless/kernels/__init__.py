@@ -41,6 +41,11 @@ from clipless.kernels.enforced._small import (
     enforced_embedding,
     enforced_scale_shift,
 )
+from clipless.kernels.exact._weights import (
+    integer_convolution_weight,
+    integer_linear_weight,
+    prepare_integer_sums,
+)
 from clipless.kernels.layers._norms import euclidean_norms
 from clipless.kernels.layers._row_scaling import make_finite_and_bounded, scale_into_ball
 from clipless.kernels.layers._sorting import sort_pairs
@@ -76,6 +81,9 @@ __all__: list[str] = [
     "random_subset",
     "standard_exponential",
     "SUM_SLACK",
+    "prepare_integer_sums",
+    "integer_linear_weight",
+    "integer_convolution_weight",
     "convolution_weight",
     "linear_weight",
     "may_look_at",

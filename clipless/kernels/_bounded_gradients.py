@@ -45,6 +45,11 @@ from clipless.kernels._weight_sums import (
     times_shares,
     transformed,
 )
+from clipless.kernels.exact._weights import (
+    adds_integers,
+    integer_convolution_weight,
+    integer_linear_weight,
+)
 
 GradientLimits = Mapping[str, float]
 """How large one example's gradient may be, by the parameter's name; others have no limit."""
@@ -155,9 +160,11 @@ def precomputed_norm(x: Tensor) -> Tensor | None:
     """The norms of a layer's inputs, where a compiler makes them a part of what computes x.
 
     Elsewhere they are taken in the backward pass, of what the gradient is computed from: x is not
-    ours, and may have been overwritten (`x.data.mul_(2)`) since the forward pass.
+    ours, and may have been overwritten (`x.data.mul_(2)`) since the forward pass. Sums of integers
+    have norms of their own.
     """
-    return example_norm(x.detach()) if torch.compiler.is_compiling() else None
+    wanted = torch.compiler.is_compiling() and not adds_integers(x, 1.0)
+    return example_norm(x.detach()) if wanted else None
 
 
 def example_norm(x: Tensor) -> Tensor:
@@ -243,12 +250,17 @@ def _weight_factors(
         kernels.bound_rows(cotangent, x, input_norm, gain, limit)
         return None
     bounds = gain * example_norm(cotangent) * input_norm
-    if clip.count is not None:
-        clip.count.add(bounds > limit)
+    _counted(clip, bounds > limit)
     looks = may_look_at(bounds) and not (torch.compiler.is_compiling() or transformed())
     if looks and bool((bounds <= limit).all()):
         return times_shares(None, cotangent)
     return times_shares(_factors(bounds, limit), cotangent)
+
+
+def _counted(clip: LimitKind, outside: Tensor) -> None:
+    """Count the rows above a limit that follows a quantile."""
+    if clip.count is not None:
+        clip.count.add(outside)
 
 
 def _keeps_rows(clip: LimitKind) -> bool:
@@ -298,11 +310,18 @@ class _Linear(torch.autograd.Function):
             to_input, to_weight, to_bias = None, None, None
             if ctx.needs_input_grad[0]:
                 to_input = cotangent @ weight.to(x.dtype)
-            rows, columns = _summable(cotangent), _summable(x)
+            limit = ctx.weight_limit
+            integers = ctx.needs_input_grad[1] and adds_integers(cotangent, limit)
+            if integers:
+                to_weight, outside = integer_linear_weight(
+                    cotangent, x, limit=limit, shares=times_shares(None, cotangent)
+                )
+                _counted(ctx.clip, outside)
+            rows, columns = _summable(cotangent), x if integers else _summable(x)
             if ctx.has_bias and ctx.needs_input_grad[2]:
                 own = rows.flatten(1, -2).sum(dim=1) if rows.ndim > 2 else rows
                 to_bias = _bounded_sum(own, ctx.bias_limit)
-            if ctx.needs_input_grad[1]:
+            if ctx.needs_input_grad[1] and not integers:
                 factors = _weight_factors(
                     rows, columns, input_norm, ctx.weight_limit, 1.0, ctx.clip
                 )
@@ -350,10 +369,18 @@ class _Convolution(torch.autograd.Function):
                     cotangent, x, kernel.to(x.dtype), None, stride, padding, dilation, False,
                     [0] * len(stride), groups, [True, False, False],
                 )  # fmt: skip
-            rows, inputs = _summable(cotangent), _summable(x)
+            limit = ctx.weight_limit
+            integers = ctx.needs_input_grad[1] and adds_integers(cotangent, limit)
+            if integers:
+                to_kernel, outside = integer_convolution_weight(
+                    cotangent, x, kernel.shape[2:], ctx.geometry, limit=limit,
+                    shares=times_shares(None, cotangent),
+                )  # fmt: skip
+                _counted(ctx.clip, outside)
+            rows, inputs = _summable(cotangent), x if integers else _summable(x)
             if ctx.has_bias and ctx.needs_input_grad[2]:
                 to_bias = _bounded_sum(rows.sum(dim=tuple(range(2, rows.ndim))), ctx.bias_limit)
-            if ctx.needs_input_grad[1]:
+            if ctx.needs_input_grad[1] and not integers:
                 factors = _weight_factors(
                     rows, inputs, input_norm, ctx.weight_limit, ctx.gain, ctx.clip
                 )

@@ -309,23 +309,27 @@ def _block(size: int) -> int:
 
 
 _COMPILED = {}
+_NO_OPTIONS = {}
 
 
-def _launch(kernel, grid, tensors, numbers, constants) -> None:
+def _launch(kernel, grid, tensors, numbers, constants, options=_NO_OPTIONS) -> None:
     """Launch a kernel, of which there is one for each kind of arguments.
 
     Triton compiles for constants, types, and whether sizes and addresses are multiples of 16. It
     finds out which of its kernels that is at every launch, in more time than most kernels take.
     """
     device = tensors[0].get_device()
+    if device < 0:  # tests interpret kernels on the CPU
+        kernel[grid](*tensors, *numbers, *constants, **options)
+        return
     if device != torch.cuda.current_device():  # launches go to the current one
         with torch.cuda.device(device):
-            _launch(kernel, grid, tensors, numbers, constants)
+            _launch(kernel, grid, tensors, numbers, constants, options)
         return
     key = (id(kernel), device, constants, *map(_kind, tensors), *map(_kind_of_number, numbers))
     compiled = _COMPILED.get(key)
     if compiled is None:
-        _COMPILED[key] = kernel[grid](*tensors, *numbers, *constants)
+        _COMPILED[key] = kernel[grid](*tensors, *numbers, *constants, **options)
     else:
         compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *constants)
 

@@ -24,6 +24,7 @@ move what others add. It is bounded for the worst case (`sum_rounding`, docs/ari
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,7 +32,7 @@ import torch
 
 from clipless.bounds import NodeBound, Product, SensitivityReport
 from clipless.errors import PrivacyError
-from clipless.kernels import SUM_SLACK, sum_slack
+from clipless.kernels import SUM_SLACK, prepare_integer_sums, sum_slack
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bfloat16")
@@ -72,20 +73,28 @@ def sum_rounding(
     records: int = 1,
     dtype: torch.dtype,
     device: str,
-    sharded: bool = False,
+    processes: int = 1,
 ) -> SumRounding:
     """Return what the rounding of a model's gradient sums over at most `rows` rows adds.
 
-    With `records`, there may be so many times more, whose bounds are parts of one.
+    With `records`, there may be so many times more, whose bounds are parts of one. `processes`: how
+    many hold a shard of every parameter each, if more than one do.
 
-    On the CPU all sums are covered. On an accelerator those of convolutions are float32 sums of
-    the library's, and so is what processes add up of a sharded model.
+    On the CPU all sums are covered, and on an accelerator that adds up integers. Where it does not,
+    gradients of convolutions are float32 sums of the library's. So are those of convolutions in
+    three dimensions whose examples are not measured exactly (`exact_norms=False`).
     """
     shapes = {each.name: each.shape for each in report.parameters}
     slack, uncovered = 0.0, 0.0
+    integers = dtype == torch.float32 and prepare_integer_sums(device) is not None
+    # Of float64 sums of rows, and of integers, which round where they become float64.
+    alone = records * rows * (rows + 2) * 2.0**-52
     if not report.nodes:  # enforced bounds: every use hands its float64 sum in as float32
         slack = sum_slack(positions=None, rows=rows, records=records) + rows * 2.0**-23
-        if device != "cpu" and any(len(each) > 2 for each in shapes.values()):
+        exact_norms = getattr(getattr(report, "settings", None), "exact_norms", False)
+        library = exact_norms is False and device != "cpu"
+        most = 4 if integers else 2
+        if library and any(len(each) > most for each in shapes.values()):
             uncovered = 2 * records * rows**2 * _USUAL_POSITIONS * 2.0**-24
     for node in report.nodes:
         entries = math.prod(node.output_shape)
@@ -96,12 +105,18 @@ def sum_rounding(
                 slack = max(slack, records * rows**2 * max(1, positions) * 2.0**-52)
             elif device == "cpu":
                 slack = max(slack, sum_slack(positions=positions, rows=rows, records=records))
+            elif integers and len(shape) <= 4:
+                slack = max(slack, alone)
             elif len(shape) > 2:
                 uncovered = max(uncovered, 2 * records * rows**2 * positions * 2.0**-24)
             else:
                 slack = max(slack, records * rows**2 * max(1, positions) * 2.0**-52)
-    if sharded:
-        uncovered += 4 * rows * 2.0**-24
+    if processes > 1:
+        # Sums are rounded to float32, added up over the uses of a parameter, and over processes:
+        # each addition rounds a sum of some rows.
+        uses = Counter(name for node in report.nodes for name in node.gradient_bounds)
+        additions = processes + max(uses.values(), default=1) - 1
+        slack += 2 * additions * rows * 2.0**-24 * 1.001
     return SumRounding(slack, uncovered)
 
 

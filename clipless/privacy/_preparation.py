@@ -164,7 +164,7 @@ def prepare(
         records=1 if loader.unit is None else loader.unit.records,
         dtype=parameter_dtype(module),
         device=next(module.parameters()).device.type,
-        sharded=is_sharded(unwrap_module(module)),
+        processes=rank_and_size()[1] if is_sharded(unwrap_module(module)) else 1,
     )
     if settings is not None and settings.follows and scales == "per_layer" and weights is None:
         weights = dict.fromkeys(report.gradient_bounds, 1.0)  # counts then get a small part

@@ -16,6 +16,7 @@ from clipless.accounting import (
     Sampling,
     filter_of_name,
 )
+from clipless.kernels import GRID_STEPS
 from clipless.privacy.noise._correlated_options import describe_correlation
 
 if TYPE_CHECKING:
@@ -106,10 +107,10 @@ class PrivacyReport:
         uncovered = self.plan.sums.uncovered
         if uncovered > 0:
             found.append(
-                "Gradients of convolutions, or of a sharded model, are summed in float32 on this "
-                "device. In the worst case of rounding, one example could move such a sum by "
-                f"{uncovered:.2g} times its bound more than the bound; epsilon does not cover it. "
-                "On a CPU all sums are covered."
+                "Gradients of convolutions are summed in float32 on this device. In the worst case "
+                f"of rounding, one example could move such a sum by {uncovered:.2g} times its "
+                "bound more than the bound; epsilon does not cover it. All sums are covered on a "
+                "CPU, and on a GPU with Triton."
             )
         if self.insecure:
             found.insert(
@@ -176,6 +177,7 @@ def plan_table(plan: Plan) -> Table:
         "planned steps": "open" if plan.steps is None else str(plan.steps),
         "loss": f"{plan.loss}, {plan.loss_lipschitz:.4g}-Lipschitz",
         "precision": plan.precision,
+        "arithmetic": describe_arithmetic(plan),
         "arithmetic slack": f"{plan.arithmetic_slack:.3g} (in the sensitivities)",
     }
     if plan.strategy is not None:
@@ -220,6 +222,20 @@ def describe_accountant(accountant: str) -> str:
         )
     name = {"pld": "privacy loss distributions (pld)", "rdp": "Rényi divergences (rdp)"}
     return f"{name.get(accountant, accountant)}, noise, sampling and steps fixed beforehand"
+
+
+def describe_arithmetic(plan: Plan) -> str:
+    """One line on which arithmetic epsilon holds for: the program's own, or that of real numbers.
+
+    A plan of an earlier version does not say what its sums round.
+    """
+    if plan.sums.slack == 0 and plan.sums.uncovered == 0:
+        return "real numbers: this plan does not state what rounding adds to sums"
+    holds_for = f"this program's own: sums round by {plan.sums.slack:.2g} of a bound at most"
+    if plan.sums.uncovered > 0:
+        times = 1 + plan.sums.uncovered
+        holds_for = f"real numbers: in sums, one example can weigh {times:.2g} times its bound"
+    return f"{holds_for}; noise: ChaCha20, grid of 2^-{GRID_STEPS.bit_length() - 1} deviations"
 
 
 def describe_unit(plan: Plan) -> str:

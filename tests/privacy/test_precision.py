@@ -17,7 +17,7 @@ from clipless import nn as lip
 from clipless.errors import ConstraintError, PrivacyError
 from clipless.kernels import bounded_linear, sum_slack, to_bfloat16
 from clipless.privacy import Plan, arithmetic_slack
-from clipless.privacy._precision import UNITS, WEIGHT_ROOM, sum_rounding
+from clipless.privacy._precision import UNITS, WEIGHT_ROOM, SumRounding, sum_rounding
 from clipless.privacy.step._checks import check_precision
 from clipless.privacy.step._rounded_weights import RoundedWeights, _norm_bound
 from tests.models import small
@@ -64,7 +64,7 @@ def test_slack_in_closed_form():
 
 
 @pytest.mark.parametrize("size", [4, 16, 64, 100])
-def test_the_slack_of_sums_follows_from_positions_and_rows(size):
+def test_the_slack_of_sums_follows_from_positions_and_rows(size, monkeypatch):
     """The formula of docs/arithmetic.md; a part has as many rows as its rounding allows."""
     model = nn.Sequential(
         lip.BoundedInput(1.0), lip.SpectralConv2d(1, 2, 3, padding="same"), nn.Flatten(),
@@ -87,7 +87,16 @@ def test_the_slack_of_sums_follows_from_positions_and_rows(size):
     assert found.slack >= own
     assert found.uncovered == 0
     assert rounding(10**6).slack > found.slack
+    ways = {"cpu": None, "cuda": None}
+    monkeypatch.setattr("clipless.kernels.exact._weights._KINDS", ways)
     assert rounding(1000, "cuda").uncovered == 2 * 1000**2 * positions * 2.0**-24
+    ways["cuda"] = "float16"  # integers
+    assert rounding(1000, "cuda") == SumRounding(1000 * 1002 * 2.0**-52)
+    assert arithmetic_slack(torch.float32, sums=rounding(65_536, "cuda")) == 1e-3
+    assert rounding(1000, "cuda", dtype=torch.float64).uncovered == 0
+    several = sum_rounding(report, rows=1000, dtype=torch.float32, device="cuda", processes=8)
+    assert several.uncovered == 0
+    assert several.slack == pytest.approx(16_000 * 2.0**-24, rel=0.01)
     assert rounding(1000, dtype=torch.float64).slack < 1e-4 * size
     plain = arithmetic_slack(torch.float32, report=report, sums=found)
     assert max(1e-3, found.slack) <= plain <= max(1e-3, 1.0001 * found.slack + 5.1e-4)
@@ -594,6 +603,9 @@ def test_refusals_are_those_of_float32():
         ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16", ("float32", "tf32", "bfloat16")),
         ("DNNL_DEFAULT_FPMATH_MODE", "any", ("float32", "tf32", "bfloat16")),
         ("NVIDIA_TF32_OVERRIDE", "1", ("float32",)),
+        ("CUBLAS_EMULATE_SINGLE_PRECISION", "1", ("float32", "tf32", "bfloat16")),
+        ("CUBLAS_EMULATE_DOUBLE_PRECISION", "1", ("float32", "tf32", "bfloat16")),
+        ("CUBLAS_EMULATION_STRATEGY", "eager", ("float32", "tf32", "bfloat16")),
     ],
 )
 def test_the_environment_does_not_round_behind_our_back(monkeypatch, name, value, precisions):

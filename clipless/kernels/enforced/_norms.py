@@ -10,7 +10,9 @@ for whatever order the terms are added in. (Or the gradient itself, one example 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +48,11 @@ class Threshold:
     """Whether nothing is contributed: the threshold is still searched for. (Or 1.0 and 0.0.)"""
 
     @property
+    def number(self) -> float | None:
+        """The limit, unless it is a tensor."""
+        return None if isinstance(self.limit, Tensor) else self.limit
+
+    @property
     def traced(self) -> tuple[Tensor, Tensor] | None:
         """The limit, and what contributions are multiplied by, where these are tensors."""
         if not isinstance(self.limit, Tensor):
@@ -68,6 +75,16 @@ class Threshold:
         if self.count is not None:
             # What is not finite is above every threshold.
             self.count.add(~(bounds <= self.limit))
+
+    def integer_sum(
+        self, add: Callable[..., tuple[Tensor, Tensor]], cotangent: Tensor, *others: Any
+    ) -> Tensor:
+        """Add up a weight's gradient as integers, with upper bounds of the examples' norms."""
+        shares = times_shares(None, cotangent)
+        weight, above = add(cotangent, *others, limit=self.limit, shares=shares)
+        if self.count is not None:
+            self.count.add(above)
+        return torch.zeros_like(weight) if self.only_counted else weight
 
     def factors_of_some(self, bounds: Tensor, part: slice | None = None) -> Tensor:
         """Return the factors of a part of a batch, without counting."""

@@ -20,6 +20,11 @@ from clipless.kernels.enforced._operators import (
     weight_sum_of_kernel,
     weight_sum_of_linear,
 )
+from clipless.kernels.exact._weights import (
+    adds_integers,
+    integer_convolution_weight,
+    integer_linear_weight,
+)
 
 
 def enforced_linear(
@@ -86,6 +91,9 @@ class _Linear(torch.autograd.Function):
                 to_bias = of_bias.row_sum(in_float32(rows).sum(dim=1))
             if ctx.needs_input_grad[1] and of_weight is not None:
                 if ctx.exact is False or rows.shape[1] == 1:
+                    if adds_integers(rows, of_weight.number):
+                        to_weight = of_weight.integer_sum(integer_linear_weight, rows, columns)
+                        return to_input, to_weight, to_bias, None, None
                     rows, columns = in_float32(rows), in_float32(columns)
                     factors = of_weight.factors(upper_norms(rows, columns))
                     to_weight = summed_products(rows, columns, factors, of_weight)
@@ -130,7 +138,15 @@ class _Convolution(torch.autograd.Function):
             if ctx.needs_input_grad[1] and of_kernel is not None:
                 # Of a transposed convolution, the cotangent is cut into patches and x is not.
                 outer, inner = (cotangent, x) if ctx.transposed is None else (x, cotangent)
-                if ctx.exact is False:
+                if (
+                    ctx.exact is False
+                    and len(stride) < 3
+                    and adds_integers(outer, of_kernel.number)
+                ):
+                    to_kernel = of_kernel.integer_sum(
+                        integer_convolution_weight, outer, inner, kernel.shape[2:], ctx.geometry
+                    )
+                elif ctx.exact is False and not (outer.is_cuda and of_kernel.traced):
                     outer, inner = in_float32(outer), in_float32(inner)
                     norms = kernel_norms(outer, inner, kernel, ctx.geometry)
                     to_kernel = summed_patches(

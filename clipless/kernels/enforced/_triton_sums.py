@@ -37,7 +37,7 @@ def _scaled_products(
     inn = (tl.program_id(0) % across) * tile_in + tl.arange(0, tile_in)
     part = tl.program_id(1)
     total = tl.zeros((tile_out, tile_in), dtype=tl.float32)
-    for example in range(0, at_once):
+    for example in range(at_once):
         # Behind the last example, the last one is read again, and counts nothing.
         row = tl.minimum(part * at_once + example, rows - 1)
         factor = tl.load(factors + row)

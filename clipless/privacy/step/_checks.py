@@ -123,6 +123,14 @@ def _words(shapes: tuple[tuple[int, ...], ...]) -> str:
     return ", ".join(map(str, shapes))
 
 
+_EMULATION = (
+    "CUBLAS_EMULATE_SINGLE_PRECISION",
+    "CUBLAS_EMULATE_DOUBLE_PRECISION",
+    "CUBLAS_EMULATION_STRATEGY",
+)
+"""By which cuBLAS computes in bfloat16 or int8 what was asked for in floats, since release 12.9."""
+
+
 def check_precision(inputs: Sequence[Any], precision: Precision = "float32") -> None:
     """Refuse roundings that are coarser than those the plan's slack covers."""
     device = next((x.device.type for x in inputs if isinstance(x, Tensor)), "cpu")
@@ -170,6 +178,13 @@ def check_environment(precision: Precision) -> None:
                 f"the environment has {name}={mode}, which lets the CPU round products, those of "
                 "weight gradients too, whatever torch's settings say: no slack covers it. "
                 "Unset it, or set it to STRICT, before Python starts."
+            )
+    for name in _EMULATION:
+        if os.environ.get(name, "0").upper() not in ("0", "", "DEFAULT"):
+            raise PrivacyError(
+                f"the environment has {name} set, which lets cuBLAS compute products of floats "
+                "from shorter numbers, whatever torch's settings say: no slack covers it. Unset it "
+                "before Python starts."
             )
     if precision == "float32" and os.environ.get("NVIDIA_TF32_OVERRIDE", "0") != "0":
         raise PrivacyError(

@@ -160,7 +160,8 @@ class Enforcement:
             return [None] * len(self._trainable)
         if self._sharded:  # which sums what it finds in `grad` over all processes
             torch.autograd.backward(output, cotangents)
-            return [parameter.grad for parameter in self._trainable]
+            found = [parameter.grad for parameter in self._trainable]
+            return [None if each is None else each.to(torch.float64) for each in found]
         leaves, deliveries = leaves or self.leaves, deliveries or self.deliveries
         if deliveries is None:
             raise not_set_error("the pass that gradients belong to")

@@ -10,6 +10,7 @@ from clipless.privacy import (
     ParameterPlan,
     Plan,
     describe_accountant,
+    describe_arithmetic,
     describe_sampling,
     describe_unit,
     neighbours_in_words,
@@ -104,6 +105,7 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
         ("Planned steps", "open" if plan.steps is None else number(plan.steps)),
         ("Accountant", describe_accountant(plan.accountant)),
         ("Products are rounded to", plan.precision),
+        ("Epsilon holds for the arithmetic of", describe_arithmetic(plan)),
         ("Slack for rounding", f"{number(plan.arithmetic_slack)}, part of the sensitivities"),
     ]
     if plan.views > 1:

@@ -15,7 +15,10 @@ WAYS = {
     "micro-batches": {"micro_batch_size": 1500},
     "bfloat16": {"precision": "bfloat16"},
     "compiled": {"compile": True},
+    "integers": {"micro_batch_size": 1500},
+    "integers, compiled": {"compile": True},
 }
+"""With integers, weight gradients are added up as on a GPU, by the kernels' twin."""
 
 
 def hostile(shape):
@@ -48,6 +51,8 @@ def sums(build, data, options):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("build", [mlp, cnn, residual], ids=lambda f: f.__name__)
 def test_one_record_moves_computed_sums_by_its_sensitivity(build, way, monkeypatch, recwarn):
+    if way.startswith("integers"):
+        monkeypatch.setattr("clipless.kernels.exact._weights._KINDS", {"cpu": "float64"})
     shape = (6,) if build is mlp else (1, 4, 4)
     data = hostile(shape)
     plan, whole = sums(build, data, WAYS[way])
