@@ -43,9 +43,9 @@ from clipless.privacy.noise._correlated_options import Correlated, planned_for
 from clipless.privacy.noise._scales import key_names, noise_names
 from clipless.privacy.sampling._batch_options import BatchOptions
 from clipless.privacy.sampling._loader import PrivateLoader
+from clipless.privacy.sampling._padding import Padding, padded_sampling
 from clipless.privacy.sampling._samplers import (
     IndexSampler,
-    padded_sampling,
     steps_of_one_pass,
     validate_sampling,
 )
@@ -102,6 +102,7 @@ __all__ = [
     "guard_room",
     "named_sampling",
     "padded_sampling",
+    "Padding",
     "planned_parameters",
     "guarantee_in_words",
     "relation_for",

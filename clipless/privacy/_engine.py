@@ -319,7 +319,7 @@ class PrivacyEngine:
 
         Forward and backward pass go through `torch.compile`, and on a GPU so does the criterion
         with its gradient. Model, optimizer and criterion stay the same objects, with all checks
-        around the compiled code. Use batches of one size (`pad=True`, the default of
+        around the compiled code. Use batches of few sizes (`pad=True`, the default of
         `make_private(compile=True)`), or every new size compiles anew. Where compilation fails, or
         computes something else than the model does, a warning says so and training goes on
         uncompiled.
@@ -328,7 +328,7 @@ class PrivacyEngine:
             backend: as for `torch.compile`.
             mode: as for `torch.compile`. With `"reduce-overhead"` kernels are launched as CUDA
                 graphs, which helps small batches; a step must be one batch then. By default that
-                is what happens on a GPU with batches of one size, one a step, unless they are
+                is what happens on a GPU with padded batches, one a step, unless they are
                 large; `"default"` is without graphs.
         """
         self.session.compile(backend=backend, mode=mode)

@@ -15,7 +15,10 @@ PRECISIONS = ["float32", "bfloat16"]
 
 
 def compiled(model=None, **options):
+    """A compiled run, whose batches have one size unless the options say otherwise."""
     options.setdefault("compile", BACKEND)
+    if options.get("pad") is not False:
+        options.setdefault("sizes", 1)
     return Run(model, **options)
 
 

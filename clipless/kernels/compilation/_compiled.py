@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,10 @@ class CompiledFunction:
     """A function of tensors, compiled at its first call, or as it is if that is not possible.
 
     `attempt(function, *arguments)` is called at first with the compiled function: what it raises is
-    taken for the compiler's fault, and there will be no further attempt. A `pure` function may not
-    write to tensors: its bounds are computed before, of values that would no longer be there.
+    taken for the compiler's fault, and there will be no further attempt. With `fixed`, batches have
+    one of a few sizes: each is compiled for by itself and attempted when it comes for the first
+    time (`together`: one function is compiled for all of them but the first). A `pure` function
+    may not write to tensors: its bounds are computed before, of values that would be gone by then.
     """
 
     def __init__(
@@ -32,14 +34,17 @@ class CompiledFunction:
         attempt: AnyFunction,
         backend: str,
         fixed: bool,
+        together: bool = False,
         mode: str | None = None,
         joined: bool = False,
         pure: bool = False,
     ) -> None:
         self.plain, self._name, self._attempt = function, name, attempt
         self._backend, self._mode, self._fixed, self._joined = backend, mode, fixed, joined
-        self._pure = pure
+        self._pure, self._together = pure, together
         self._function: AnyFunction | None = None
+        self._attempted: set[int] = set()
+        """The sizes of batches that were attempted."""
 
     @property
     def works(self) -> bool:
@@ -58,8 +63,11 @@ class CompiledFunction:
                 backend=_backend(
                     self._backend, mode=self._mode, joined=self._joined, pure=self._pure
                 ),
-                dynamic=False if self._fixed else None,
+                dynamic=False if self._fixed and not self._together else None,
             )
+        size = _batch_size(arguments) if self._fixed else 0
+        if self.works and size not in self._attempted:
+            self._attempted.add(size)
             self._try(*arguments)
         return self._function(*arguments)
 
@@ -74,6 +82,10 @@ class CompiledFunction:
                 "needs a C++ compiler on the CPU, and Triton on a GPU.)",
                 stacklevel=3,
             )
+
+
+def _batch_size(arguments: Sequence[Any]) -> int:
+    return next((len(each) for each in arguments if isinstance(each, Tensor) and each.ndim), 0)
 
 
 def _backend(backend: str, *, mode: str | None, joined: bool, pure: bool) -> AnyFunction:

@@ -41,7 +41,7 @@ def compiled_model(
 ) -> CompiledFunction:
     """Compile the forward and backward pass of a session's model, with its bounds.
 
-    `fixed`: all batches have the same number of rows. `joined`: layers may become one kernel.
+    `fixed`: batches have one of a few numbers of rows. `joined`: layers may become one kernel.
     """
     model, enforcement = session.model, session.enforcement
     device = session._trainable[0].device.type
@@ -75,7 +75,8 @@ def compiled_model(
 
     return CompiledFunction(
         chosen, name="the model", attempt=attempt, backend=backend, mode=mode, fixed=fixed,
-        joined=joined, pure=True,
+        # On the CPU, kernels for any size are as fast, and compiling takes longest.
+        joined=joined, pure=True, together=not session.on_accelerator,
     )  # fmt: skip
 
 

@@ -15,9 +15,13 @@ class BatchOptions:
     Args:
         micro_batch_size: hand out each step's sample in batches of at most this many examples;
             `PrivateLoader.current` tells which step a batch belongs to and which is its last.
-        pad: give every batch the same number of rows. Rows that are padding are made of zeros and
-            have weight 0 in `current.weights`; samples that do not fit are cut to a random subset,
-            which the accounting knows of. By default if training is compiled.
+        pad: give every batch one of a few numbers of rows, the smallest that it fits in. Rows that
+            are padding are made of zeros and have weight 0 in `current.weights`; samples that do
+            not fit the largest are cut to a random subset, which the accounting knows of. By
+            default if training is compiled.
+        sizes: how many numbers of rows padded batches may have. By default up to three, as long as
+            one more saves 1% of the rows. With 1 all batches have the same size, and how long a
+            step takes does not depend on the size of its sample.
         augment: a random change of the inputs, row by row: `augment(batch, generator=...)`
             returns a tensor of the same shape (see `Augment`). One that is seen to mix examples is
             refused. The first part of every batch is augmented.
@@ -35,6 +39,7 @@ class BatchOptions:
 
     micro_batch_size: int | None = None
     pad: bool | None = None
+    sizes: int | None = None
     augment: Augment | None = None
     views: int | None = None
     input_shape: Shape | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Protocol
@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from clipless.common import not_set_error
 from clipless.errors import PrivacyError
 from clipless.privacy.sampling._collate import StepCollate
+from clipless.privacy.sampling._padding import Padding
 from clipless.privacy.sampling._wrapping import check_map_style
 
 
@@ -85,22 +85,24 @@ def sample_of(inputs: tuple[Any, ...]) -> StepSample | None:
 
 
 def split_step(
-    frame: StepSample, *, micro_batch_size: int | None, padded: bool, device: torch.device
-) -> Iterator[StepSample]:
+    frame: StepSample, *, micro_batch_size: int | None, padding: Padding | None,
+    device: torch.device,
+) -> Iterator[StepSample]:  # fmt: skip
     """Cut the sample of one step, `frame`, into its micro-batches, the last of which may be empty.
 
-    Examples are counted, not rows: the views of an example stay together.
+    Examples are counted, not rows: the views of an example stay together. Padded micro-batches are
+    as small as all of them together can be.
     """
     indices, views = frame.indices, frame.views
+    if padding is not None:
+        micro_batch_size = padding.per_batch(len(indices))
     for number in range(frame.micro_batches):
         part = indices
         if micro_batch_size is not None:
             part = indices[number * micro_batch_size : (number + 1) * micro_batch_size]
         rows, weights = views * len(part), None
-        if padded:
-            if micro_batch_size is None:
-                raise not_set_error("micro batch size")
-            rows = views * micro_batch_size
+        if padding is not None:
+            rows = views * padding.fitting(len(part))
             weights = row_weights(rows=rows, real=views * len(part), device=device)
         yield replace(frame, indices=part, rows=rows, weights=weights, micro_batch=number)
 
@@ -260,7 +262,7 @@ def make_source(
     data: Any,
     *,
     collate_fn: Callable[[list[Any]], Any] | None,
-    rows: int | None,
+    sizes: Sequence[int] | None,
     pin_memory: bool,
     read: Callable[..., DataLoader[Any]],
 ) -> BatchSource:
@@ -278,7 +280,7 @@ def make_source(
     elif are_columns:
         data = TensorDataset(*data)  # the user's collate function wants examples, one by one
     check_map_style(data)
-    collate = StepCollate(dataset=data, collate_fn=collate_fn, rows=rows)
+    collate = StepCollate(dataset=data, collate_fn=collate_fn, sizes=sizes)
     pin = pin_memory and torch.accelerator.is_available()
     return DatasetSource(partial(read, data, collate_fn=collate, pin_memory=pin))
 

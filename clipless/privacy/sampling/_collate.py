@@ -2,44 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
 import torch
 
 from clipless.errors import PrivacyError
+from clipless.privacy.sampling._padding import smallest_holding
 
 
 class StepCollate:
-    """A collate function that also makes batches of no examples and batches of constant size.
+    """A collate function that also makes batches of no examples and batches of certain sizes.
 
-    `collate_fn` is called with one example or more, whatever the size of the sample. With `rows`,
-    the list it gets is filled up to `rows` examples by repeating the first one (example 0 of the
-    data set if the sample is empty); in tensors, those rows are then set to zero, so that padding
-    is nobody's data, and the caller gives them weight zero. Without, an empty sample becomes a
+    `collate_fn` is called with one example or more, whatever the size of the sample. With `sizes`,
+    the list it gets is filled up to the smallest of them that holds it by repeating the first one
+    (example 0 of the data set if the sample is empty); in tensors, those rows are then set to zero,
+    so that padding is nobody's data, and the caller gives them weight zero. Without, an empty sample becomes a
     batch of the right structure, types and shapes with no examples in it.
     """
 
-    def __init__(self, *, dataset: Any, collate_fn: Callable[[Any], Any], rows: int | None) -> None:
+    def __init__(
+        self,
+        *,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any],
+        sizes: Sequence[int] | None,
+    ) -> None:
         # In a worker process this is the worker's own copy, the one it reads all examples from.
         self.dataset = dataset
         self.collate_fn = collate_fn
-        self.rows = rows
+        self.sizes = sizes
 
     def __call__(self, examples: Any) -> Any:
         if not isinstance(examples, list):
             # A data set with its own __getitems__ may hand over a whole batch in any form.
-            if self.rows is not None or (isinstance(examples, Sized) and len(examples) == 0):
+            if self.sizes is not None or (isinstance(examples, Sized) and len(examples) == 0):
                 raise PrivacyError(
                     f"the data set's __getitems__ returned a {type(examples).__name__}; padded and "
                     "empty batches need the list of examples: return one, or drop __getitems__"
                 )
             return self.collate_fn(examples)
-        if self.rows is not None:
+        if self.sizes is not None:
+            rows = smallest_holding(self.sizes, len(examples))
             filler = examples[0] if examples else self.dataset[0]
-            full = self.collate_fn(examples + [filler] * (self.rows - len(examples)))
-            return _blank(full, first=len(examples), rows=self.rows)
+            full = self.collate_fn(examples + [filler] * (rows - len(examples)))
+            return _blank(full, first=len(examples), rows=rows)
         if examples:
             return self.collate_fn(examples)
         example = self.dataset[0]

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from clipless.accounting import CyclicPoissonSampling, FixedOrder, PoissonSampling, Sampling
-from clipless.common import empty_row, names_moved_arguments, not_set_error
+from clipless.common import empty_row, names_moved_arguments
 from clipless.distributed import rank_and_size
 from clipless.errors import PrivacyError
 from clipless.privacy.sampling._batch_options import BatchOptions
@@ -26,10 +26,10 @@ from clipless.privacy.sampling._batches import (
     tag,
     without_record,
 )
+from clipless.privacy.sampling._padding import MOST_SIZES, Padding, padded_sampling, padding_of
 from clipless.privacy.sampling._samplers import (
     IndexSampler,
     largest_sample,
-    padded_sampling,
     shard,
     steps_of_one_pass,
 )
@@ -67,7 +67,8 @@ class PrivateLoader:
     with the loader's batch size as expected batch size.
     `unit`: whose the records are, if people are sampled and not single records (`Users`): a sample
     is then one of users, and what counts examples here and in `batches` counts users.
-    `batches`: micro-batches, padding and augmentation. With padding every batch has `rows` rows,
+    `batches`: micro-batches, padding and augmentation. With padding every batch has the smallest
+    number of rows of `padding` that its examples fit in, at most `rows`,
     and `sampling.max_batch_size`, chosen by `padded_sampling` unless given, says where samples are
     cut. The views of a step are a function of the sampler's key, like its sample.
     `insecure_seed`: for tests. Samples always come from the operating system's randomness
@@ -86,10 +87,9 @@ class PrivateLoader:
         >>> data = (torch.randn(1000, 3), torch.zeros(1000))
         >>> sampling = PoissonSampling(dataset_size=1000, rate=0.1)
         >>> loader = PrivateLoader(data, sampling=sampling, batches=BatchOptions(pad=True))
-        >>> for x, y in loader:
-        ...     pass
-        >>> len(loader), x.shape, loader.sampling.max_batch_size
-        (10, torch.Size([176, 3]), 176)
+        >>> sizes = {len(x) for x, y in loader}
+        >>> len(loader), loader.padding.sizes, sizes <= set(loader.padding.sizes)
+        (10, (104, 120, 168), True)
     """
 
     def __init__(
@@ -109,7 +109,11 @@ class PrivateLoader:
         world_size = here[1] if world_size is None else world_size
         if not 0 <= rank < world_size:
             raise PrivacyError(f"rank={rank} is not one of world_size={world_size} processes")
-        micro_batch_size, pad = batches.micro_batch_size, bool(batches.pad)
+        micro_batch_size, pad, sizes = batches.micro_batch_size, bool(batches.pad), batches.sizes
+        if sizes is not None and not 1 <= sizes <= MOST_SIZES:
+            raise PrivacyError(f"sizes={sizes} must be from 1 to {MOST_SIZES}")
+        if sizes is not None and batches.pad is False:
+            raise PrivacyError("sizes are those of padded batches: leave sizes out, or pad=False")
         if micro_batch_size is not None and micro_batch_size < 1:
             raise PrivacyError(f"micro_batch_size={micro_batch_size} must be at least 1")
         reader = data if isinstance(data, DataLoader) else DataLoader(_USUAL)
@@ -136,12 +140,16 @@ class PrivateLoader:
         self.input_shape = batches.input_shape
         """The shape of an example, if it was given."""
         self._rank, self._world_size = rank, world_size
-        self._micro_batch_size, self._padded = micro_batch_size, pad
+        self._micro_batch_size = micro_batch_size
+        self.padding: Padding | None = None
+        """The sizes of padded batches, in examples or users; None if batches are not padded."""
         if pad:
             # As many batches as needed, and no more rows in each than that number needs.
-            largest = largest_sample(self.sampling)
-            count = self._count_micro_batches(largest)
-            self._micro_batch_size = math.ceil(largest / (world_size * count))
+            count = self._count_micro_batches(largest_sample(self.sampling))
+            self.padding = padding_of(
+                self.sampling, sizes=sizes, processes=world_size, batches=count
+            )
+            self._micro_batch_size = self.padding.largest
         self.dataset = data.dataset if stream and data is reader else data
         self.steps_per_epoch = (
             steps_of_one_pass(self.sampling) if steps_per_epoch is None else steps_per_epoch
@@ -176,7 +184,7 @@ class PrivateLoader:
         self._source = make_source(
             data,
             collate_fn=reader.collate_fn,
-            rows=self._examples_at_once if pad else None,
+            sizes=self._room,
             pin_memory=reader.pin_memory,
             read=read,
         )
@@ -215,15 +223,29 @@ class PrivateLoader:
 
     @property
     def rows(self) -> int | None:
-        """The rows of every batch if batches are padded, else None."""
-        return self._examples_at_once * self.views if self._padded else None
+        """The rows of the largest batch if batches are padded, else None."""
+        return None if self._room is None else self._room[-1] * self.views
 
     @property
-    def _examples_at_once(self) -> int:
-        """How many examples there is room for in a padded batch."""
-        if self._micro_batch_size is None:
-            raise not_set_error("micro batch size")
-        return self._micro_batch_size * (1 if self.unit is None else self.unit.records)
+    def notes(self) -> tuple[str, ...]:
+        """What a privacy report should say of the batches."""
+        if self.padding is None:
+            return ()
+        note = f"Batches are {self.padding.describe(self.unit is None)}."
+        if len(self.padding.sizes) > 1:
+            note += (
+                " Which size a batch has follows from how many examples were drawn, which is "
+                "private: that it may be guessed by timing the steps is not covered. "
+                "BatchOptions(sizes=1) makes them all alike."
+            )
+        return (note,)
+
+    @property
+    def _room(self) -> tuple[int, ...] | None:
+        """How many examples there may be room for in a padded batch."""
+        if self.padding is None:
+            return None
+        return self.padding.sizes if self.unit is None else self.unit.rooms(self.padding)
 
     @property
     def views(self) -> int:
@@ -235,7 +257,7 @@ class PrivateLoader:
         if self._micro_batch_size is None:
             return self.steps_per_epoch
         drawn = isinstance(self.sampling, PoissonSampling | CyclicPoissonSampling)
-        if drawn and not self._padded:
+        if drawn and self.padding is None:
             raise TypeError(
                 "Poisson samples vary in size, and so does the number of their micro-batches: "
                 "use steps_per_epoch, or pad=True for a constant number"
@@ -275,7 +297,7 @@ class PrivateLoader:
             drawn = self._sampler.draw(step=step)
             # With padding the number of batches is constant too; without, it is that of the
             # largest part, so that all processes run the same number of backward passes.
-            largest = largest_sample(self.sampling) if self._padded else len(drawn)
+            largest = largest_sample(self.sampling) if self.padding else len(drawn)
             own = shard(drawn, rank=self._rank, world_size=self._world_size)
             frame = StepSample(
                 step=step,
@@ -290,7 +312,7 @@ class PrivateLoader:
             )
             cut: dict[str, Any] = {
                 "micro_batch_size": self._micro_batch_size,
-                "padded": self._padded,
+                "padding": self.padding,
                 "device": self._source.device,
             }
             if self.unit is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -37,9 +36,6 @@ _SMALLEST_RATE = 1e-10
 _INCLUDED, _KEPT, _SEEDS, _RECORDS = 0, 1, 2, 3
 """The streams of a step's key: who is drawn, who stays of too many, what else is random, and which
 of a user's records are taken."""
-
-_CUT_PROBABILITY = 1e-9
-"""How often, at most, the default padding cuts a step's sample."""
 
 _LONGEST_CHAIN = 1_000_000
 """Over how many steps two states of one sampler are recognised as such."""
@@ -242,33 +238,6 @@ def shard(indices: torch.Tensor, *, rank: int, world_size: int) -> torch.Tensor:
     The parts are disjoint, together the whole sample, and differ in size by at most one.
     """
     return indices[rank::world_size]
-
-
-def padded_sampling(sampling: Sampling) -> Sampling:
-    """Return the description of `sampling` when every step is held in a fixed number of rows.
-
-    Poisson samples without a `max_batch_size` get one that cuts at most one step in 10^9, from
-    Bernstein's inequality: `P(size >= mean + t) <= exp(-t^2 / (2 (variance + t / 3)))`. It is
-    rounded up to a multiple of 8, or of 64 from 512 on. It depends on nothing but the data set's
-    size and the rate, which are public. The cut is part of the mechanism: account for what this
-    function returns, not for what it was given.
-    """
-    validate_sampling(sampling)
-    if isinstance(sampling, CyclicPoissonSampling):
-        raise PrivacyError(
-            "samples of groups are not padded to a fixed size, which compiled steps need: the cut "
-            "has no accounting. Use PoissonSampling, or epochs in a fixed order"
-        )
-    if not isinstance(sampling, PoissonSampling) or sampling.max_batch_size is not None:
-        return sampling
-    mean = sampling.expected_batch_size
-    variance = mean * (1.0 - sampling.rate)
-    tail = -math.log(_CUT_PROBABILITY)
-    excess = tail / 3 + math.sqrt((tail / 3) ** 2 + 2 * tail * variance)
-    multiple = 64 if mean + excess >= 512 else 8
-    limit = multiple * math.ceil((mean + excess) / multiple)
-    # No sample is larger than the data set, so a limit that high would cut nothing.
-    return sampling if limit >= sampling.dataset_size else replace(sampling, max_batch_size=limit)
 
 
 def largest_sample(sampling: Sampling) -> int:

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from clipless.common import not_set_error
 from clipless.errors import PrivacyError
 from clipless.kernels import WordSource, random_subset
 from clipless.privacy.sampling._batches import StepSample, row_weights
+from clipless.privacy.sampling._padding import Padding, smallest_holding
 
 _ROOM = 1 - 2.0**-20
 """Shares are smaller by it than one over the number of records: their roundings never add up."""
@@ -119,21 +119,27 @@ class Users:
             places[ends[each] - self.records : ends[each]] = first[each] + subset
         return torch.from_numpy(order[places]), torch.from_numpy(taken)
 
+    def rooms(self, padding: Padding) -> tuple[int, ...]:
+        """Return the sizes of padded batches in records: those in users, times their records."""
+        return tuple(size * self.records for size in padding.sizes)
+
     def samples(
         self,
         frame: StepSample,
         *,
         source: Callable[[int], WordSource],
         micro_batch_size: int | None,
-        padded: bool,
+        padding: Padding | None,
         device: torch.device,
     ) -> Iterator[StepSample]:
         """Cut a sample of users, the `indices` of `frame`, into micro-batches of their records.
 
         A user's records are in one of them, one after the other. In a padded batch there is room
-        for as many records of each user as a user may have.
+        for as many records of each of so many users as a user may have.
         """
         users = frame.indices
+        if padding is not None:
+            micro_batch_size = padding.per_batch(len(users))
         at_once = max(1, len(users)) if micro_batch_size is None else micro_batch_size
         for number in range(frame.micro_batches):
             whose = users[number * at_once : (number + 1) * at_once]
@@ -141,10 +147,8 @@ class Users:
             real, weights = frame.views * len(own), None
             rows = real
             shares = (_ROOM / sizes.double()).float().repeat_interleave(frame.views * sizes)
-            if padded:
-                if micro_batch_size is None:
-                    raise not_set_error("micro batch size")
-                rows = frame.views * micro_batch_size * self.records
+            if padding is not None:
+                rows = frame.views * smallest_holding(self.rooms(padding), len(own))
                 weights = row_weights(rows=rows, real=real, device=device)
                 shares = torch.cat([shares, torch.zeros(rows - real)])
             yield replace(

@@ -114,7 +114,7 @@ class StepParts:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a privacy report should say besides the plan."""
-        return notes_of(self.report)
+        return (*notes_of(self.report), *self.loader.notes)
 
     def prove_again(self, spec: InputSpec) -> None:
         """Prove that examples stay apart in a model that has changed, or on other inputs."""

@@ -19,6 +19,7 @@ from clipless.kernels import CompiledFunction
 from clipless.kernels.layers._compiler_operators import join_sorted_norms
 from clipless.nn import prepare_projection
 from clipless.privacy import PrivacyOptions
+from clipless.privacy.compiled import _functions
 from clipless.privacy.compiled._functions import compiled_projection, guarded_losses, kept_bytes
 from clipless.training import Trainer
 from tests.privacy.compiled_runs import BACKEND, PRECISIONS, clipped, compiled
@@ -203,6 +204,47 @@ def test_batches_of_changing_size():
     run = compiled(pad=False).steps(4)
     assert run.engine.session.compiled
     assert run.engine.ledger.releases == 4
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 9])
+def test_every_size_is_compared_when_it_comes(micro_batch_size, monkeypatch):
+    """With the model, and rows with each other; within a step too."""
+    compared = []
+    compare = _functions._compare
+    monkeypatch.setattr(
+        _functions, "_compare", lambda *given: compared.append(len(given[2][0])) or compare(*given)
+    )
+    run = compiled(noise_multiplier=0.0, sizes=3, micro_batch_size=micro_batch_size)
+    rows = set()
+    for _ in range(12):
+        run.optimizer.zero_grad()
+        expected = None
+        while expected is None or not run.loader.current.is_last:
+            x, y = run.batch()
+            rows.add(len(x))
+            own = expected_gradients(run, x, y)
+            expected = own if expected is None else {n: expected[n] + own[n] for n in own}
+            run.criterion(run.model(x), y).backward()
+        assert_close(run.gradients(), expected)
+        run.optimizer.step()
+    assert len(rows) > 1
+    assert sorted(compared) == sorted(rows)
+    assert run.engine.session.compiled
+
+
+def test_a_size_that_is_compiled_wrongly_stops_compiled_code():
+    def attempt(function, x):
+        if len(x) == 3:
+            raise RuntimeError("another result")
+
+    call = CompiledFunction(
+        lambda x: 2 * x, name="it", attempt=attempt, backend=BACKEND, fixed=True
+    )
+    assert call(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert call.works
+    with pytest.warns(UserWarning, match="it could not be compiled.*another result"):
+        assert call(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
+    assert not call.works
 
 
 @pytest.mark.parametrize("what", ["model", "criterion"])

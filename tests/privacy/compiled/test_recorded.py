@@ -6,6 +6,7 @@ overwritten, and everything else about it is what a graph does; `gpu` tests reco
 
 import copy
 import gc
+import itertools
 import warnings
 import weakref
 
@@ -219,13 +220,84 @@ def test_changes_without_end():
     assert run.active is False
 
 
-def test_other_shapes_go_to_the_function_itself():
+@pytest.mark.parametrize(
+    ("sizes", "made"),
+    [
+        ((3, 3, 3, 5, 3), 1),  # the first call with a shape is left alone
+        ((5, 5, 3, 3, 5, 3), 2),  # a smaller recording has room where the larger one is
+        ((3, 3, 5, 5, 5, 3, 3), 3),  # a larger one has not: it comes first, and the other anew
+        ((3, 3, 4, 4, 5, 5, 3, 4, 5), 5),
+        ((9, 9, 3, 9, 3), 1),  # of nine nobody wants a recording
+    ],
+)
+def test_every_shape_has_a_recording_of_its_own(sizes, made):
+    part = object()
+    run = Recorded(lambda x: [2 * x], name="it", wanted=lambda x: len(x) < 9, parts=lambda: [part])
+    kept = []
+    for rows in sizes:
+        x = torch.randn(rows)
+        kept.append((2 * x, run(x)[0]))
+    for expected, found in kept:  # and none writes over what another has computed
+        torch.testing.assert_close(found, expected)
+    assert Repetition.made == made
+    assert run.active
+
+
+def test_recordings_share_their_memory(monkeypatch):
+    """Until one needs more: then all are forgotten, and what comes next has new memory."""
+    pools = itertools.count()
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    given = []
+    monkeypatch.setattr(
+        _recorded, "RecordedGraph",
+        lambda work, *, device, pool: given.append(pool) or Repetition(work, device=device),
+    )  # fmt: skip
     part = object()
     run = Recorded(lambda x: [2 * x], name="it", wanted=lambda x: True, parts=lambda: [part])
-    for rows in (3, 3, 3, 5, 3):
-        x = torch.randn(rows)
-        torch.testing.assert_close(run(x)[0], 2 * x)
-    assert Repetition.made == 1
+    for rows in (4, 4, 3, 3, 5, 5, 3, 4):
+        run(torch.ones(rows))
+    assert given == [0, 0, 1, 1, 1]
+
+
+def test_only_so_many_shapes_are_recorded():
+    part = object()
+    run = Recorded(lambda x: [2 * x], name="it", wanted=lambda x: True, parts=lambda: [part])
+    for rows in range(20, 1, -1):
+        run(torch.ones(rows))
+        assert run(torch.ones(rows))[0].tolist() == [2.0] * rows
+    assert Repetition.made == 8
+
+
+def test_steps_of_several_sizes():
+    """Each is recorded, and has the gradients of its own batch."""
+    run = compiled(noise_multiplier=0.0, sizes=3)
+    rows = set()
+    for _ in range(14):
+        x, y = run.batch()
+        run.backward(x, y)
+        assert_close(run.gradients(), expected_gradients(run, x, y))
+        run.optimizer.step()
+        rows.add(len(x))
+    assert len(rows) > 1
+    kinds = [kind for kind in passes_of(run)._kinds if kind.replay is not None]
+    assert {len(kind.values[0]) for kind in kinds} == rows
+    assert run.engine.session.uses_graphs
+
+
+def test_a_pass_of_another_size_in_between_is_noticed():
+    run = compiled(sizes=3)
+    batches = {}
+    while len(batches) < 2 or passes_of(run)._passes < 8:
+        x, y = run.batch()
+        batches[len(x)] = x
+        run.backward(x, y)
+        run.optimizer.step()
+    x, y = run.batch()
+    loss = run.criterion(run.model(x), y)
+    other = next(size for size in batches if size != len(x))
+    run.model(batches[other])
+    with refused("call backward first"):
+        loss.backward()
 
 
 # --- where it is not done ------------------------------------------------------------------------
