@@ -64,4 +64,9 @@ def with_bounds(
     center[places], spread[places], missing[places] = found.center, found.spread, found.missing
     switches = torch.zeros(size, dtype=torch.bool)
     switches[places] = found.switches
-    return Scaling(center, spread, missing, switches, found.categories, found.resolution)
+    given = {index: torch.tensor([pair], dtype=torch.float64) for index, pair in bounds.items()}
+    given |= dict(zip(places.tolist(), found.occupied, strict=True))
+    occupied = tuple(given[index] for index in range(size))
+    return Scaling(
+        center, spread, missing, switches, found.categories, found.resolution, occupied
+    )

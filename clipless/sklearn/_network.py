@@ -18,11 +18,13 @@ def build_network(features: int, hidden: int, outputs: int) -> torch.nn.Sequenti
     """Spectral layers behind an input guard that puts every row on the unit sphere.
 
     The hidden layer has `hidden` units, or two for each output if that is more. With `hidden` 0
-    there is none, and the model is linear on the sphere.
+    there is none, and the model is linear on the sphere; it begins at zero, where all that it says
+    comes from the data.
     """
     guard = lip.BoundedInput(1.0, mode="sphere")
     if not hidden:
         head = lip.SpectralLinear(features, outputs, bias=True, constraint="ball")
+        torch.nn.init.zeros_(head.weight)
         return torch.nn.Sequential(guard, head)
     width = max(hidden, 2 * outputs)
     return torch.nn.Sequential(

@@ -21,7 +21,7 @@ from clipless.sklearn._rule import TabularRule
 _KINDS = (
     "CliplessClassifier", "CliplessRegressor", "CliplessTextClassifier", "CliplessTextRegressor",
 )  # fmt: skip
-_FORMAT = "clipless-estimator-4"
+_FORMAT = "clipless-estimator-5"
 
 
 def save(estimator: CliplessEstimator, path: str | os.PathLike[str]) -> None:

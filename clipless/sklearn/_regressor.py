@@ -109,6 +109,7 @@ class CliplessRegressor(RegressorMixin, TableInputs):
             spread=scaling.spread[:-1],
             missing=scaling.missing[:-1],
             switches=scaling.switches[:-1],
+            occupied=scaling.occupied[:-1],
         )
 
     def _target(self, y: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Nothing here sees a value of the data. The constants were found on public benchm
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from clipless.common import require_positive
@@ -14,10 +15,16 @@ from clipless.statistics import noise_radius, noise_scale, query_noise
 _MOST_DECORRELATED = 1024
 """Features whose covariance is asked for: a matrix of 8 MiB."""
 
-_MANY_ROWS = 100_000
-"""From so many rows on, the noise has room for a wide hidden layer."""
-_WIDE, _ROWS_FOR_HIDDEN = 128, 50
-"""Tables of so many columns have a hidden layer if they have so many rows for each of them."""
+_WIDE, _ROWS_FOR_COLUMN = 128, 50
+"""Tables of so many columns are treated as vectors unless they have so many rows for each."""
+_ROWS_FOR_KNOTS = 2000
+"""Rows, at epsilon 1, from which on numbers are bent at knots."""
+_KNOT_STEP = 0.75
+_MOST_DIRECTIONS = 24
+_ROWS_FOR_PRODUCTS = 0.2
+"""Rows, at epsilon 1, over the cube of the features, from which on there are products of two."""
+_MOST_ENTRIES = 1 << 27
+"""Of all products of all rows: half a gigabyte."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +58,12 @@ class TabularRule:
     """Noise multiplier of the features' covariance, which decorrelates them."""
     class_noise: float
     """Noise multiplier of the counts that tell which classes there are, if they are not given."""
+    knot_step: float = 0.0
+    """Distance of the knots at which numbers are bent, in spreads of their column; 0 for none."""
+    directions: int = 0
+    """Most decorrelated features of which products are taken; 0 for none."""
+    rows_for_products: float = math.inf
+    """Products are taken if there are so many rows for the cube of the number of features."""
 
     @classmethod
     def choose(cls, *, rows: int, columns: int, epsilon: float) -> TabularRule:
@@ -58,17 +71,17 @@ class TabularRule:
 
         Batches hold 4,096 rows or 4% of the table, whichever is more; where that is more than half
         of it, all rows, since sampling would save little. Queries cost a constant part of the
-        budget, whatever it is. Tables of many columns and few rows are treated as vectors: a hidden
-        layer would be noise.
+        budget, whatever it is. The model is one linear layer, on features of which there are more in
+        larger tables. Tables of many columns and few rows are treated as vectors.
         """
         require_positive("epsilon", epsilon)
         noise = query_noise(rows=rows, columns=columns, epsilon=epsilon)
-        if columns >= _WIDE and rows < _ROWS_FOR_HIDDEN * columns:
+        if columns >= _WIDE and rows < _ROWS_FOR_COLUMN * columns:
             return replace(cls.choose_for_vectors(rows=rows, epsilon=epsilon), query_noise=noise)
         batch_size = max(4096, round(0.04 * rows))
         full_batch = batch_size > rows / 2
         return cls(
-            hidden=32 if rows < _MANY_ROWS else 128,
+            hidden=0,
             temperature=20.0,
             steps=250,
             batch_size=rows if full_batch else batch_size,
@@ -80,6 +93,9 @@ class TabularRule:
             label_noise=30.0 * noise_scale(epsilon),
             covariance_noise=25.0 * noise_scale(epsilon),
             class_noise=min(max(rows / 30, 8.0), 30.0) * noise_scale(epsilon),
+            knot_step=_KNOT_STEP if rows * epsilon >= _ROWS_FOR_KNOTS else 0.0,
+            directions=_MOST_DIRECTIONS,
+            rows_for_products=_ROWS_FOR_PRODUCTS / epsilon,
         )
 
     @classmethod
@@ -101,6 +117,8 @@ class TabularRule:
             learning_rate=0.02,
             product_clip=0.1,
             query_noise=25.0 * noise_scale(epsilon),
+            knot_step=0.0,
+            directions=0,
         )
 
     def decorrelates(self, *, rows: int, features: int) -> bool:
@@ -111,3 +129,14 @@ class TabularRule:
         """
         noise = noise_radius(self.covariance_noise / max(rows, 1), features)
         return features <= _MOST_DECORRELATED and noise < 0.1
+
+    def product_directions(self, *, rows: int, features: int) -> int:
+        """Return of how many directions products are taken in a table of so many base features.
+
+        Of none if rows are too few for their number; of fewer in tables so large that the products
+        would fill the memory.
+        """
+        if rows < self.rows_for_products * features**3:
+            return 0
+        room = math.isqrt(2 * _MOST_ENTRIES // max(rows, 1))
+        return min(self.directions, features, room)

@@ -204,16 +204,19 @@ class TableInputs(CliplessEstimator):
         self, rows: PrivateRows, scaling: Scaling, rule: TabularRule, decorrelates: bool
     ) -> Encoder:
         """Ask for the covariance of the encoded features too, where it is worth that."""
-        encoder = Encoder.from_scaling(scaling)
-        if not decorrelates:
-            return encoder
-        covariance = fit_covariance(
-            rows,
-            features=lambda x, codes, y: encoder(x, codes).unsqueeze(-1),
-            noise_multiplier=rule.covariance_noise,
-            label="feature covariance",
-        )
-        return encoder.decorrelated(covariance, noise=rule.covariance_noise / len(rows))
+        encoder = Encoder.from_scaling(scaling, step=rule.knot_step)
+        covariance, noise = None, rule.covariance_noise / len(rows)
+        if decorrelates:
+            covariance = fit_covariance(
+                rows,
+                features=lambda x, codes, y: encoder(x, codes).unsqueeze(-1),
+                noise_multiplier=rule.covariance_noise,
+                label="feature covariance",
+            )
+        directions = rule.product_directions(rows=len(rows), features=encoder.base)
+        if directions:
+            return encoder.with_products(covariance, noise=noise, directions=directions)
+        return encoder if covariance is None else encoder.decorrelated(covariance, noise=noise)
 
     def _warn_of_columns(self) -> None:
         """Name columns of categories of which none is frequent: by released counts alone."""

@@ -2,8 +2,9 @@
 
 Every query has L2 sensitivity `sqrt(d)` for d columns and the same noise multiplier:
 
-1. a histogram of |x| on octaves for every column (of hashed categories for categorical ones). Bins
-   that noise alone may have filled are dropped; the reach S is the upper edge at the 95% quantile;
+1. a histogram of x on octaves of either sign for every column (of hashed categories for categorical
+   ones). Bins that noise alone may have filled are dropped; the reach S is the upper edge of |x| at
+   the 95% quantile;
 2. the mean of x, clipped to [-S, S];
 3. the mean of |x - mean|, clipped to 2 S: 1.25 times it is the spread, which is the standard
    deviation of a Gaussian column. It is kept above the error that the noise may have made.
@@ -24,9 +25,10 @@ from clipless.statistics._private_rows import PrivateRows, RowFunction
 
 _LOWEST, _HIGHEST = -20, 40  # octaves: 2^-20 to 2^40
 _OCTAVES = _HIGHEST - _LOWEST + 1
+_SIGNED = 2 * _OCTAVES - 1  # negative ones from the largest on, zero, positive ones
 _QUANTILE = 0.95
 _FALSE_BINS = 1e-3  # expected number, in a whole table, of far bins that noise alone has filled
-_MISSING = _OCTAVES  # the last bin
+_MISSING = _SIGNED  # the last bin
 _GAUSSIAN = 1.25  # sqrt(pi / 2): standard deviation over mean deviation
 
 
@@ -37,7 +39,8 @@ class Scaling:
     `center`, `spread`, `missing` (the fraction of missing values) and `switches` (whether it seems
     to hold 0 and one other value only) have an entry for each numeric column. `categories` has, for
     each categorical column, the fractions of rows in each hash bucket, missing values in the last
-    one. `resolution` is the standard deviation of the noise in a fraction.
+    one. `resolution` is the standard deviation of the noise in a fraction. `occupied` has, for each
+    numeric column, the ends (k, 2) of the octaves that hold rows, in order.
     """
 
     center: Tensor
@@ -46,16 +49,17 @@ class Scaling:
     switches: Tensor
     categories: tuple[Tensor, ...]
     resolution: float
+    occupied: tuple[Tensor, ...] = ()
 
 
 def query_noise(*, rows: int, columns: int, epsilon: float) -> float:
     """Return the noise multiplier of each of the three queries: a rule of public numbers.
 
     Counts of N rows then have errors of at most about a percent of N, as far as a small part of
-    the budget buys that: `clip(0.01 N / sqrt(d), 12, 50)` at epsilon 1.
+    the budget buys that: `clip(0.01 N / sqrt(d), 12, 20)` at epsilon 1.
     """
     wanted = 0.01 * rows / math.sqrt(max(columns, 1))
-    return min(max(wanted, 12.0), 50.0) * noise_scale(epsilon)
+    return min(max(wanted, 12.0), 20.0) * noise_scale(epsilon)
 
 
 def noise_scale(epsilon: float) -> float:
@@ -110,7 +114,7 @@ def fit_scaling(
 
     histograms = rows.noisy_counts(
         bins_of,
-        bins=[_OCTAVES + 1] * numeric + list(buckets),
+        bins=[_SIGNED + 1] * numeric + list(buckets),
         noise_multiplier=noise_multiplier,
         label="column histograms",
     )
@@ -124,7 +128,8 @@ def fit_scaling(
         return Scaling(nothing, nothing, nothing, nothing.bool(), categories, resolution)
     histogram = torch.stack(histograms[:numeric])
     missing = (histogram[:, _MISSING] / count).clamp(0, 1)
-    octaves = _without_noise(histogram[:, :_OCTAVES], deviation)
+    signed = _without_noise(histogram[:, :_SIGNED], deviation)
+    octaves = _magnitudes(signed)
     reach = _reach(octaves)
     switches = (octaves[:, 1:] > 0).sum(dim=1) <= 1  # one octave, besides zero
     # Sums are divided by the rows that have a value, which are few only if that is plain.
@@ -149,7 +154,8 @@ def fit_scaling(
     )
     error = noise_multiplier * bound / present
     spread = _GAUSSIAN * 2 * reach * torch.maximum(sums / present, error).clamp(max=1)
-    return Scaling(center, spread, missing, switches, categories, resolution)
+    occupied = tuple(_ends(each) for each in signed)
+    return Scaling(center, spread, missing, switches, categories, resolution, occupied)
 
 
 def _no_number(first: Tensor, *others: Tensor) -> Tensor:
@@ -157,13 +163,28 @@ def _no_number(first: Tensor, *others: Tensor) -> Tensor:
 
 
 def _octaves(x: Tensor) -> Tensor:
-    """The bin of every number: i for |x| up to 2^(lowest + i), the last one for NaN."""
+    """The bin of every number: of |x| up to 2^(lowest + i), i bins to the side of its sign."""
     exponent = torch.frexp(x.double().abs())[1]  # |x| in [2^(e-1), 2^e)
     # frexp gives 0 for zeros and infinities.
     exponent = torch.where(x == 0, _LOWEST, exponent)
     exponent = torch.where(x.isinf(), _HIGHEST, exponent)
-    bins = (exponent.clamp(_LOWEST, _HIGHEST) - _LOWEST).long()
+    size = (exponent.clamp(_LOWEST, _HIGHEST) - _LOWEST).long()
+    bins = _OCTAVES - 1 + torch.where(x < 0, -size, size)
     return torch.where(x.isnan(), _MISSING, bins)
+
+
+def _magnitudes(signed: Tensor) -> Tensor:
+    """Counts of |x| by octave, from those of x: (d, octaves)."""
+    middle = _OCTAVES - 1
+    negative = signed[:, :middle].flip(1)
+    return torch.cat([signed[:, middle, None], signed[:, middle + 1 :] + negative], 1)
+
+
+def _ends(counts: Tensor) -> Tensor:
+    """The lower and upper ends of one column's bins that hold rows: (k, 2). Zero is one point."""
+    place = torch.nonzero(counts > 0).flatten() - (_OCTAVES - 1)
+    outer = torch.exp2((place.abs() + _LOWEST).double()) * place.sign()
+    return torch.stack([outer, outer / 2], 1).sort(dim=1).values
 
 
 def _without_noise(octaves: Tensor, deviation: float) -> Tensor:
