@@ -61,8 +61,8 @@ class RowTrial:
         """Whether the inputs of the pass under way are to be compared with earlier ones."""
         self._seen: tuple[dict[int, int], list[Tensor]] = {}, []
         """Inputs of an earlier batch, and the row in them of each example."""
-        self._draws = False
-        """Whether the pass that was run last has drawn random numbers."""
+        self.draws: bool | None = None
+        """Whether a pass of the model has drawn random numbers; None if none was tried yet."""
 
     def hold(self, inputs: Sequence[Any], run: Pass | None) -> bool:
         """Hold a trial if one is due, of the model itself and of the way in which it is run."""
@@ -149,7 +149,7 @@ class RowTrial:
             kept = [each for each in range(rows) if each != row]
             fewer = [x[kept] if isinstance(x, Tensor) else x for x in inputs]
             whole = self._pass(inputs, self._eager, row, alone=False)
-            if self._draws or not _alike(whole, whole):  # of what is not finite neither
+            if self.draws or not _alike(whole, whole):  # of what is not finite neither
                 return
             rest = self._pass(fewer, self._eager, row, alone=False, left_out=True)
         output, allowed = whole[0], _OTHER_KERNELS[self._session.plan.precision]
@@ -181,7 +181,7 @@ class RowTrial:
         np.random.seed(0)
         before = _generator_states(device := session._trainable[0].device)
         output, backward = run(*inputs)
-        self._draws = before != _generator_states(device)
+        self.draws = bool(self.draws) or before != _generator_states(device)
         limit = session.plan.loss_lipschitz / session.plan.loss_divisor
         limit *= _HUGE if alone else _SMALL
         rows = output.shape[0] + left_out
