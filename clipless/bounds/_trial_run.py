@@ -45,12 +45,12 @@ def _cuda_devices(model: nn.Module) -> list[torch.device]:
     return sorted({each.device for each in model.parameters() if each.is_cuda}, key=str)
 
 
-def seed_generators(model: nn.Module) -> None:
+def seed_generators(model: nn.Module, seed: int = 0) -> None:
     """Seed what a model draws from: torch would seed the generators of all devices there are."""
-    torch.default_generator.manual_seed(0)
+    torch.default_generator.manual_seed(seed)
     for device in _cuda_devices(model):
         with torch.cuda.device(device):
-            torch.cuda.manual_seed(0)
+            torch.cuda.manual_seed(seed)
 
 
 def random_inputs(

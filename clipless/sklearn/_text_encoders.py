@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from clipless.errors import PrivacyError
 from clipless.sklearn._vector_cache import Vectors
 
 
@@ -154,8 +155,14 @@ class FolderEncoder:
         return self._loaded
 
 
+_PUBLIC_TEXTS = ("an example", "12 other texts, and one more", "", "nothing")
+
+
 class FunctionEncoder:
-    """A function of the user's from strings to vectors; that texts stay apart is its promise."""
+    """A function of the user's from strings to vectors; that texts stay apart is its promise.
+
+    It is tried on public texts, before a fit: alone and among others a text must have one vector.
+    """
 
     def __init__(self, function: Callable[[list[str]], Any]) -> None:
         self._function = function
@@ -169,6 +176,20 @@ class FunctionEncoder:
     def describe(self) -> dict[str, Any]:
         """Return its name; a function cannot be saved."""
         return {"kind": "function", "name": self.identity}
+
+    def try_apart(self) -> None:
+        """Raise `PrivacyError` if the vector of a public text depends on the texts around it."""
+        among, alone = self(_PUBLIC_TEXTS), self(_PUBLIC_TEXTS[:1])
+        size = float(np.linalg.norm(alone))
+        if among.shape[1] != alone.shape[1] or not (
+            float(np.linalg.norm(among[:1] - alone)) <= 1e-3 * size
+        ):
+            raise PrivacyError(
+                "the encoder gave a text another vector among other texts than alone. One row "
+                "would then change the vectors of others, which no noise is made for: fit what it "
+                "learns (a vocabulary, weights of words, a mean) on public texts beforehand, and "
+                "let it map each text by itself"
+            )
 
     def __call__(self, texts: Sequence[str]) -> Vectors:
         """Return (n, d) vectors."""

@@ -50,6 +50,8 @@ class TextInputs(CliplessEstimator):
             self._text_encoder: TextEncoder | None = as_encoder(
                 self.encoder, rows=len(places), device=self.device
             )
+            if isinstance(self._text_encoder, FunctionEncoder):
+                self._text_encoder.try_apart()
         if self._text_encoder is None:
             raise ValueError(
                 "the encoder of this estimator could not be saved with it, or is not where it was: "

@@ -89,6 +89,31 @@ def test_processes_update_as_one_does(alone, size):
     assert min(found["empty parts", "bare"][1] for found, _ in results) == 0
 
 
+def ordinary():
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 3)
+    )
+
+
+def enforced(wrapper):
+    """Weights, thresholds and bounds of a network whose thresholds follow a quantile."""
+    run = private_run(ordinary, wrapper, noise_multiplier=0.0, bounds="enforced")
+    for _ in range(8):
+        run.step()
+    thresholds = run.engine.session.thresholds.values()
+    return final_weights(run), thresholds, run.engine.plan.sensitivities
+
+
+def test_enforced_bounds_in_several_processes():
+    """Examples are counted over all processes, and thresholds move as they do in one."""
+    ((weights, thresholds, bounds),) = together(enforced, 1, "bare")
+    for wrapper in ("bare", "ddp"):
+        for found in together(enforced, 2, wrapper):
+            assert largest_difference(found[0], weights) < 1e-5
+            assert found[1:] == (thresholds, bounds)
+    assert len(set(thresholds.values())) > 1
+
+
 def test_the_comparison_can_fail(alone):
     weights, moved = alone[0]["mlp", "bare"][0], alone[0]["micro-batches", "bare"][0]
     assert largest_difference(weights, moved) < 1e-5

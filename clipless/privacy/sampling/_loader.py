@@ -215,6 +215,11 @@ class PrivateLoader:
         """The number that the next step will have."""
         return self._sampler.step
 
+    def seed_for_model(self, sample: StepSample, number: int) -> int:
+        """Return a secret seed for what a model draws in its pass of this number on a batch."""
+        part = f"model/{self._rank}/{sample.micro_batch}/{number}"
+        return self._sampler.seed_for(part, step=sample.step)
+
     @property
     def repeats_rows(self) -> bool:
         """Whether an example is the same row whenever it is handed out: tensors, not augmented."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from clipless.bounds import (
     TracedModel,
     input_shapes,
     prove_bounds,
+    seed_generators,
     traced_model,
 )
 from clipless.common import not_set_error
@@ -105,6 +106,8 @@ class StepParts:
         """What holds for as long as a forward pass runs."""
         self.inside_forward, self._thread = False, threading.current_thread()
         self._delivering = threading.Lock()
+        self._drawn_for: tuple[tuple[int, int] | None, int] = None, 0
+        """Which batch the model has drawn for, and in how many passes before."""
 
     def _hold_to(self, plan: Plan, report: SensitivityReport) -> None:
         """Scale noise by the bounds of a plan, and hold every gradient to them."""
@@ -150,6 +153,27 @@ class StepParts:
                 return main_output(call(self.model, self.report.proof.spec, inputs))
             return self.model.forward(*inputs)
 
+    @contextlib.contextmanager
+    def secret_draws(self) -> Iterator[None]:
+        """Let what the model draws (masks of dropout) follow from the sampler's secret key.
+
+        Privacy: draws fall on places in the batch, and without an example those after it have other
+        places. So a sample that lacks it has other masks than one in which it is empty, and both
+        are the same to the accountant only because nobody knows which: a seed that somebody chose,
+        and perhaps published, must not decide. The generators are left as they were found.
+        """
+        sample = self.loader.current
+        if sample is None:  # which is refused where the sample is asked for
+            yield
+            return
+        place = sample.step, sample.micro_batch
+        known, number = self._drawn_for
+        self._drawn_for = place, number + 1 if place == known else 0
+        device = self._trainable[0].device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            seed_generators(self.model, self.loader.seed_for_model(sample, self._drawn_for[1]))
+            yield
+
     def casts(self) -> contextlib.AbstractContextManager[object]:
         """Let the model compute in the precision of the plan."""
         if self.plan.precision != "bfloat16":
@@ -175,6 +199,7 @@ class StepParts:
 
     def _renew_bounds(self) -> None:
         """The model has changed since the plan was made: prove its bounds anew."""
+        self.trial.draws = None
         if isinstance(self.report, EnforcedReport):
             self.prove_again(self.report.proof.spec)
             self._guard.accept()

@@ -11,8 +11,10 @@ import shutil
 
 import pytest
 import torch
+from torch import nn
 
 from clipless import PrivacyEngine
+from clipless import nn as lip
 from clipless.distributed import fingerprint
 from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.ledger import read_ledger
@@ -343,3 +345,41 @@ def test_a_damaged_state_is_refused_before_anything_is_written(damage, tmp_path)
     with pytest.raises(PrivacyError, match=r"not the state of a run|does not fit"):
         begin(path, state, weights)
     assert path.read_text() == before
+
+
+# --- what a model draws --------------------------------------------------------------------------
+
+
+def masks(count=3, *, seed=0, bounds="proved", **engine):
+    """The outputs of a network of dropout in private passes on all examples, after a seed."""
+    torch.manual_seed(1)
+    first = [lip.BoundedInput(4.0)] if bounds == "proved" else []
+    kind = lip.SpectralLinear if bounds == "proved" else nn.Linear
+    model = nn.Sequential(*first, kind(6, 8), nn.Dropout(0.5), kind(8, 3))
+    run = Run(
+        model, examples(40), batch_size=40, sampling="full_batch", noise_multiplier=0.0, lr=0.0,
+        engine=PrivacyEngine(**engine), bounds=bounds,
+    )  # fmt: skip
+    found = []
+    for _ in range(count):
+        x, y = run.batch()
+        torch.manual_seed(seed)
+        output = model(x)
+        found.append(output.detach().clone())
+        # What the program draws otherwise is what it would be without the model.
+        assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(seed))
+        run.criterion(output, y).backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("bounds", ["proved", "enforced"])
+def test_masks_follow_from_no_seed_of_anybody(bounds):
+    """Masks fall on places in a batch, and places tell who is sampled: nobody may know them."""
+    one, two = masks(bounds=bounds), masks(bounds=bounds)
+    for a, b in zip([*one, one[0]], [*two, one[1]], strict=True):
+        assert not torch.equal(a, b)
+    # A seed that is not private repeats them, as it does all else.
+    again = [masks(bounds=bounds, insecure_seed=3) for _ in range(2)]
+    assert all(map(torch.equal, *again))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from clipless.bounds.rows._layout import Rows
@@ -58,7 +59,7 @@ def along(call: RowCall) -> Rows:
 
 
 @register_rows("aten.prod", "aten.cumprod")
-def product(call: RowCall) -> Rows:
+def product(call: RowCall) -> Layout | Sequence[Layout]:
     """Products of an example's own entries, where nobody differentiates them."""
     if call.args[0].requires_grad:
         # It looks for zeros in the whole batch, and computes other roundings if there is one.
