@@ -1,4 +1,4 @@
-"""Trials of the running model: one example changes, and all the others must not notice.
+"""Trials that rows stay apart: one example of the running model changes, the others must not.
 
 That examples stay apart is proved by the trace of the model. The model that runs may be another one
 (globals, hooks inside of objects, compiled code with a fault), so it is put to the test now and
