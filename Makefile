@@ -48,10 +48,12 @@ fuzz: setup
 bench: setup
 	$(BIN)/python benchmarks/overhead.py
 
-# The documentation site in build/site, notebooks and figures included; every warning is an error.
+# The documentation site in build/site, notebooks and figures included; every warning is an error. Then it is clicked
+# through in Chromium, if there is one.
 docs: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -k snippets tests/test_docs.py
 	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict
+	CLIPLESS_SITE=build/site $(BIN)/python -m pytest -m slow -k "not notebooks" tests/test_site_build.py
 
 # The same in a browser, at http://127.0.0.1:8000, rebuilt when a page changes; without notebooks' outputs.
 docs-serve: setup

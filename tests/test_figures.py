@@ -164,6 +164,14 @@ def test_the_speed_page():
         assert float(cells[8]) == pytest.approx(ratio("eager", batch), abs=0.0051)
 
 
+def test_the_worst_rows_are_on_the_speed_page():
+    text = " ".join(page("speed").split())
+    ours, theirs = (time_of(method, "bfloat16", 2048) for method in ("clipless", "nonprivate-relu"))
+    assert f"{ours:.2f} ms at 2,048 (ReLU: {theirs:.2f}), {bfloat16:.2f} times as much" in text
+    eager = ratio("eager", 1024, SPEED_CPU), ratio("compiled", 1024, SPEED_CPU)
+    assert f"which is {eager[0]:.2f} and {eager[1]:.2f} times as much" in text
+
+
 def test_the_page_on_images():
     names = {"MNIST": "mnist-scattering", "Fashion-MNIST": "fashion-mnist",
              "CIFAR-10 (a JPEG copy)": "cifar10",

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import re
 import sys
 import tomllib
@@ -225,3 +226,21 @@ def test_the_release_check_tries_every_extra_of_users():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = set(project["optional-dependencies"]) - {"test", "dev", "docs", "release"}
     assert set(smoke.TESTS) == extras | {"core"}
+
+
+def test_versions_of_the_site_stand_beside_each_other(tmp_path):
+    publish = tool("publish").publish
+    with pytest.raises(FileNotFoundError, match="make docs"):
+        publish(tmp_path / "site", tmp_path / "pages", "1.0.0")
+    (tmp_path / "site").mkdir()
+    pages = tmp_path / "pages"
+    for version in ("1.0.0", "1.10.0", "1.9.2", "1.0.1"):
+        (tmp_path / "site" / "index.html").write_text(version)
+        assert publish(tmp_path / "site", pages, version).parent == pages
+    listed = json.loads((pages / "versions.json").read_text("utf-8"))
+    assert [(each["version"], each["title"]) for each in listed] == [
+        ("1.10", "1.10.0"), ("1.9", "1.9.2"), ("1.0", "1.0.1"),
+    ]  # fmt: skip
+    assert [each["aliases"] for each in listed] == [["latest"], [], []]
+    assert (pages / "1.0" / "index.html").read_text() == "1.0.1"
+    assert "1.10/" in (pages / "index.html").read_text()

@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests.browser import CHROMIUM, Browser, NoBrowserError
+from tests.test_site import tool
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("mkdocs")
 ROOT = Path(__file__).parent.parent
 WIDTHS = (390, 820, 1440)
+publish = tool("publish").publish
 SEEN = [
     "index", "start", "guarantee", "reference/nn", "reference/commands", "pictures",
     "results/speed", "results/images", "notebooks/5_certificates", "paper",
@@ -34,6 +36,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     environment = {
         **os.environ, "CLIPLESS_SITE_NOTEBOOKS": "skip", "NO_MKDOCS_2_WARNING": "1",
+        "CLIPLESS_SITE_VERSIONS": "1",
         "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     done = subprocess.run(
@@ -45,12 +48,16 @@ def site(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def address(site):
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
+def address(site, tmp_path_factory):
+    """The site as it is published: beside an older version of itself."""
+    pages = tmp_path_factory.mktemp("pages")
+    for version in ("0.9.0", "1.0.0"):
+        publish(site, pages, version)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(pages))
     handler.log_message = lambda *_: None
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield f"http://127.0.0.1:{server.server_port}/1.0"
     server.shutdown()
 
 
@@ -167,6 +174,16 @@ def test_code_is_copied_and_the_scheme_is_kept(browser, address):
     browser.until(f"{scheme} === 'slate'")
     browser.open(f"{address}/faq.html")
     assert browser.value(scheme) == "slate"
+    assert browser.complaints == []
+
+
+def test_an_older_version_is_chosen(browser, address, site):
+    if '"version"' not in (site / "index.html").read_text("utf-8"):
+        pytest.skip("this site was built without CLIPLESS_SITE_VERSIONS=1")
+    browser.open(f"{address}/faq.html")
+    browser.click(".md-version__current")
+    browser.click(".md-version__link[href*='/0.9/']")
+    browser.until("location.pathname.startsWith('/0.9/')")
     assert browser.complaints == []
 
 

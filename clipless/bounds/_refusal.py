@@ -21,7 +21,8 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent
 _REASONS: dict[type[nn.Module], str] = {
     nn.modules.instancenorm._InstanceNorm: (
         "dividing by a standard deviation has no Lipschitz constant. Use "
-        "clipless.nn.LayerCentering or clipless.nn.BallProjection."
+        "clipless.nn.LayerCentering or clipless.nn.BallProjection, or keep the network as it is "
+        "with bounds='enforced'."
     ),
     nn.modules.batchnorm._NormBase: (
         "normalisation over the batch mixes examples: removing one changes the gradients of all "
@@ -29,11 +30,13 @@ _REASONS: dict[type[nn.Module], str] = {
     ),
     nn.LayerNorm: (
         "dividing by a standard deviation has no Lipschitz constant. Use "
-        "clipless.nn.LayerCentering or clipless.nn.BallProjection."
+        "clipless.nn.LayerCentering or clipless.nn.BallProjection, or keep the network as it is "
+        "with bounds='enforced'."
     ),
     nn.GroupNorm: (
         "dividing by a standard deviation has no Lipschitz constant. Use "
-        "clipless.nn.LayerCentering or clipless.nn.BallProjection."
+        "clipless.nn.LayerCentering or clipless.nn.BallProjection, or keep the network as it is "
+        "with bounds='enforced'."
     ),
     nn.Linear: "its weight is not constrained. Use clipless.nn.SpectralLinear.",
     nn.Conv1d: "its kernel is not constrained. Use clipless.nn.SpectralConv1d.",

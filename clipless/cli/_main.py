@@ -54,7 +54,9 @@ def _explain(error: BaseException, *, as_json: bool) -> int:
         code, message = ExitCode.USAGE, error.format_message()  # type: ignore[attr-defined]
         context = getattr(error, "ctx", None)
         if context is not None:
-            message = f"{message.rstrip('.')}. Try '{context.command_path} --help'."
+            message = message.rstrip(".")
+            end = "" if message.endswith("?") else "."
+            message = f"{message}{end} Try '{context.command_path} --help'."
     elif isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else ExitCode.UNEXPECTED
     else:

@@ -15,7 +15,8 @@ _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
 _ELSEWHERE = {
     "max_grad_norm": "gradients are not clipped: their bounds follow from the architecture. Leave "
-    "it out; clipless.nn.ClipGradient(norm) at the output, or product_clip, lowers the noise",
+    "it out; clipless.nn.ClipGradient(norm) at the output, or "
+    "bounds=ProvedBounds(product_clip=0.3), lowers the noise",
     "poisson_sampling": "write sampling='poisson', which is the default",
     "clipping": "gradients are not clipped. Leave it out",
     "grad_sample_mode": "there are no per-example gradients. Leave it out",

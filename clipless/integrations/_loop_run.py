@@ -1,4 +1,4 @@
-"""What a private run in somebody else's loop is told, and the run while it is in progress."""
+"""The private run behind somebody else's training loop: its settings, start, steps and end."""
 
 from __future__ import annotations
 

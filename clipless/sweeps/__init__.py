@@ -52,4 +52,12 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__)
+    _find, __dir__ = lazy_names(__name__)
+
+    def __getattr__(name: str) -> object:
+        try:
+            return _find(name)
+        except ModuleNotFoundError as error:
+            if error.name != "optuna":
+                raise
+            raise ImportError(f"{name} needs optuna: pip install 'clipless[sweeps]'") from error

@@ -26,7 +26,7 @@ from clipless.distributed import (
     load_full_state,
     processes_present,
 )
-from clipless.errors import BudgetExhaustedError
+from clipless.errors import BudgetExhaustedError, PrivacyError
 from clipless.privacy import FixedOrder, example_shape, key_names
 from clipless.training._callbacks import Callback, MetricsWriter
 from clipless.training._data import pair
@@ -117,12 +117,14 @@ class Fit:
         rows = batches.micro_batch_size or self._data.batch_size
         if rows is None or isinstance(dataset, IterableDataset):
             return None
-        shape = batches.input_shape or example_shape(dataset)
-        if isinstance(shape, int):
-            shape = (shape,)
-        if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
+        try:
+            shape: Any = batches.input_shape or example_shape(dataset)
+        except PrivacyError:  # an example that is no tensor
             return None
-        positions = math.prod(shape) / min(shape)  # of an image or a sequence, at most
+        sizes = [shape] if isinstance(shape, int) else list(shape)
+        if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+            return None
+        positions = math.prod(sizes) / min(sizes)  # of an image or a sequence, at most
         return rows * positions * sum(each.numel() for each in self._trainer.model.parameters())
 
     # --- beginning, new or resumed ---------------------------------------------------------------

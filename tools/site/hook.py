@@ -38,6 +38,8 @@ def on_config(config: Any) -> Any:
 
     config.site_description = f"clipless {__version__}: {config.site_description}"
     config.copyright = f"clipless {__version__}, MIT licence"
+    if os.environ.get("CLIPLESS_SITE_VERSIONS") == "1":  # to be published beside other versions
+        config.extra["version"] = {"provider": "mike"}
     run = os.environ.get("CLIPLESS_SITE_NOTEBOOKS", "run") == "run"
     lists: dict[str, list[Any]] = {}
     for name, pages in (

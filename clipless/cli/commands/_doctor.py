@@ -14,7 +14,10 @@ from clipless.cli._exits import CheckFailedError
 from clipless.cli._options import Debug, Json
 from clipless.cli._output import emit, working
 
-_CORE = ("torch", "numpy", "scipy", "dp-accounting", "rich", "filelock", "safetensors", "jinja2")
+_CORE = (
+    "torch", "numpy", "scipy", "dp-accounting", "rich", "filelock", "safetensors", "jinja2",
+    "cryptography",
+)  # fmt: skip
 _EXTRAS = {
     "cli": ("typer", "yaml"),
     "sklearn": ("sklearn",),

@@ -1,4 +1,4 @@
-"""Stand-ins for a model's layers while a pass with thresholds runs; the model stays what it is."""
+"""Stand-ins for a model's layers during a forward pass with thresholds."""
 
 from __future__ import annotations
 

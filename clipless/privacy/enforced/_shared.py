@@ -1,4 +1,4 @@
-"""Tensors that are the same for all examples, once for every example.
+"""Tensors that all examples share, such as embeddings of positions: one copy for each example.
 
 A parameter that is added to all examples, or the embedding of positions, has one value and a
 gradient from each example, which autograd adds up before anybody can look. So while a private pass

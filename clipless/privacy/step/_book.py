@@ -1,4 +1,4 @@
-"""What is paid for and released: in the ledger first, then with noise, and never twice.
+"""Release of a step: written to the ledger first, then given noise, and never released twice.
 
 Every release leaves a digest in the ledger, under the name of the run: a name stands for one stream
 of samples and noise. A resumed run repeats the steps that the ledger has digests of, with the same

@@ -1,4 +1,4 @@
-"""Bounds that hold by construction: the only way from a private forward pass to a parameter.
+"""Enforcement of bounds in the backward pass: every use of a parameter is held to its plan.
 
 While a private forward pass runs, every layer that holds trainable parameters computes with
 *leaves*: copies of the parameters in float64, made anew for every use, and that nothing but

@@ -1,4 +1,4 @@
-"""Other ways to a parameter than our layers: layers of others, and graphs of sharded models."""
+"""Layers of other libraries, run on one example at a time; unknown ways to a parameter: refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way back from the loss to the parameters, and the only one there is.
+"""The output guard: each example's cotangent at the model's output is made finite and bounded.
 
 The model's output is cut off from its graph before anybody sees it. The criterion works on a copy
 of its own; when the backward pass reaches that copy, each example's cotangent is made finite,

@@ -1,4 +1,4 @@
-"""What a step works with: the user's objects, the plan, and what holds them to it."""
+"""The parts of a private step: model, criterion, optimizer, plan, and what enforces the plan."""
 
 from __future__ import annotations
 

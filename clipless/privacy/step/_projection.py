@@ -1,4 +1,4 @@
-"""The model between steps: its weights in their sets, its structure the one that was proved."""
+"""Projection of the weights after each step, and the check that the model is the one proved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in `grad` between the backward pass and the step: a gradient that cannot be read.
+"""Placeholders in `grad` between backward pass and step: gradients without noise cannot be read.
 
 Private gradients leave with noise, in the optimizer's step, and are kept back until then. Code that
 looks for them in between (`clip_grad_norm_`, a log of norms, another optimizer) would find nothing
