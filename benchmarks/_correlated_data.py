@@ -77,5 +77,5 @@ def _encoded(row: list[str], categories: dict[int, list[str]]) -> list[float]:
     return found
 
 
-SETS = {"CIFAR-10": (cifar10, 10), "Adult": (adult, 2)}
+SETS = {"Adult": (adult, 2), "CIFAR-10": (cifar10, 10)}
 """How each is read, and its number of classes."""
