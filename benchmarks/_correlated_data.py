@@ -39,8 +39,8 @@ def cifar10(folder: Path) -> Sets:
 @torch.no_grad()
 def _pooled(features: Tensor) -> Tensor:
     """Groups of 9 channels are centred and scaled, each image by itself; then the unit sphere."""
-    small = functional.avg_pool2d(features, 4)
-    return functional.normalize(functional.group_norm(small, 27).flatten(1))
+    normal = functional.group_norm(functional.avg_pool2d(features, 2), 27)
+    return functional.normalize(functional.avg_pool2d(normal, 2).flatten(1))
 
 
 def adult(folder: Path) -> Sets:
@@ -77,5 +77,5 @@ def _encoded(row: list[str], categories: dict[int, list[str]]) -> list[float]:
     return found
 
 
-SETS = {"CIFAR-10": (cifar10, 10), "Adult": (adult, 2)}
+SETS = {"Adult": (adult, 2), "CIFAR-10": (cifar10, 10)}
 """How each is read, and its number of classes."""

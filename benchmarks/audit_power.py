@@ -2,7 +2,8 @@
 
 Each run trains a table of vectors through the `Trainer`, with canaries that are tokens of their
 own, at their bounds and independent of each other (`tests/audit/broken.py`): full batches, 4 steps,
-noise 2 (mu = 1), 5,000 canaries; or Poisson samples of a fifth, 8 steps, noise 1, 8,000 canaries.
+noise 2 (mu = 1), 5,000 canaries; or Poisson samples of a fifth, 8 steps, or of a tenth, 20 steps,
+noise 1, 8,000 canaries.
 
     correct      nothing is wrong (full batches, and Poisson samples)
     noise x 0.8  a fifth of the noise is missing
@@ -14,9 +15,9 @@ noise 2 (mu = 1), 5,000 canaries; or Poisson samples of a fifth, 8 steps, noise 
 claim itself; `theorem` the one that supposes nothing about canaries, at 95%; `energy` the white-box
 audit of every noisy gradient (`ReleasedNoise`), at 99.9%, in a run with hardly any signal.
 
-    python benchmarks/audit_power.py [--correct 200] [--broken 100]
+    python benchmarks/audit_power.py [--correct 200] [--broken 100] [--kinds KIND ...] [--name NAME]
 
-Writes `results/audit-power.json`. Run it from the root of the repository.
+Writes `results/audit-power.json`, or `NAME.json`. Run it from the root of the repository.
 """
 
 import argparse
@@ -46,6 +47,7 @@ from tests.audit import broken
 
 FULL = {"noise": 2.0, "steps": 4}, 5_000
 POISSON = {"noise": 1.0, "steps": 8, "rate": 0.2}, 8_000
+LONGER = {"noise": 1.0, "steps": 20, "rate": 0.1}, 8_000
 DELTA = 1e-5
 KINDS: dict[str, tuple[tuple[dict[str, Any], int], Any, tuple[Any, ...]]] = {
     "correct": (FULL, Trainer, ()),
@@ -53,6 +55,8 @@ KINDS: dict[str, tuple[tuple[dict[str, Any], int], Any, tuple[Any, ...]]] = {
     "noise x 0.8": (FULL, broken.LessNoise, ()),
     "rule x 1.5": (FULL, broken.NotEnforced, (broken.Amplify(1.5),)),
     "faked": (POISSON, broken.FakedSampling, ()),
+    "correct, Poisson, 20 steps": (LONGER, Trainer, ()),
+    "faked, 20 steps": (LONGER, broken.FakedSampling, ()),
 }
 
 
@@ -111,19 +115,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--correct", type=int, default=200)
     parser.add_argument("--broken", type=int, default=100)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--name", default="audit-power")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     rows = []
-    for kind in KINDS:
+    for kind in given.kinds:
         runs = given.correct if kind.startswith("correct") else given.broken
         found = [one_run(kind, seed) for seed in range(runs)]
         rows += [summary(kind, each, [run[each] for run in found]) for each in found[0]]
     for kind, part, runs in (
         ("correct", 1.0, given.correct), ("noise x 0.8", 0.8, given.broken)
     ):  # fmt: skip
+        if kind not in given.kinds:
+            continue
         rows.append(summary(kind, "energy", [energy(part, seed) for seed in range(runs)]))
     save(
-        "audit-power", rows,
+        given.name, rows,
         notes="noise is seeded, to be repeated: what the ledger counts is taken for the claim",
     )  # fmt: skip
 

@@ -29,7 +29,7 @@ from clipless.privacy._bounds_options import ProvedBounds, products_clipped
 from clipless.privacy._defaults import example_shape
 from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._preparation import PrivacyTarget, prepare
-from clipless.privacy.noise._correlated import noise_of
+from clipless.privacy.noise._of_plan import noise_of
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.step._session import TrainingSession
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clipless.accounting import Accountant, Mechanism, Relation, Sampling, epsilon
-from clipless.accounting.correlated import BandedStrategy
+from clipless.accounting.correlated import Strategy, strategy_from_dict
 from clipless.bounds import SensitivityReport
 from clipless.common import MALFORMED_ERRORS, Query, error_text
 from clipless.errors import DamagedFileError, PrivacyError
@@ -79,7 +79,7 @@ class Plan:
     delta: float
     target_epsilon: float | None
     steps: int | None
-    strategy: BandedStrategy | None = None
+    strategy: Strategy | None = None
     """How noise is correlated over the steps; None where it is independent. Deviations are then
     those of z, of which the noise of a step is a row of `C^-1 z`."""
     strategy_error: float | None = None
@@ -264,7 +264,7 @@ class Plan:
                 "parameters": tuple(ParameterPlan(**p) for p in data["parameters"]),
                 "queries": tuple(ParameterPlan(**p) for p in data["queries"]),
                 "sums": SumRounding(**data["sums"]),
-                "strategy": None if strategy is None else BandedStrategy.from_dict(strategy),
+                "strategy": None if strategy is None else strategy_from_dict(strategy),
             }
         )
 

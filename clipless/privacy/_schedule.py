@@ -4,7 +4,9 @@ Steps that read data in one fixed order (`FixedOrder`) are accounted for togethe
 part once in any n steps in a row, n to a pass, and with a strategy C of at most n bands the columns
 of its steps have no row in common. So the first n steps after the one with which noise begins are
 one Gaussian mechanism, the next n another, and what is paid for p of them is the largest squared
-sensitivity that a place in the order can have in p passes (`pass_costs`).
+sensitivity that a place in the order can have in p passes (`pass_costs`). Buffers have all bands,
+and passes are not apart; the largest squared sensitivity of p of them is known all the same, and
+paid for.
 
 With cyclic Poisson sampling (`CyclicPoissonSampling`) any `groups` steps in a row are a round, in
 which an example has one chance. With at most `groups` bands a round is one Poisson-sampled release
@@ -35,7 +37,11 @@ from clipless.accounting import (
     noise_multiplier_for,
     steps_paid_together,
 )
-from clipless.accounting.correlated import BandedStrategy, pass_costs
+from clipless.accounting.correlated import (
+    BufferedStrategy,
+    Strategy,
+    pass_costs,
+)
 from clipless.errors import BudgetExhaustedError, PrivacyError
 
 _MARGIN = 1e-6
@@ -56,13 +62,17 @@ class Schedule:
     sampling: Sampling
     relation: Relation
     noise_multiplier: float
-    strategy: BandedStrategy | None = None
+    strategy: Strategy | None = None
 
     def __post_init__(self) -> None:
         """Refuse noise that an example would meet twice."""
         if self.strategy is None:
             return
         if isinstance(self.sampling, CyclicPoissonSampling):
+            if isinstance(self.strategy, BufferedStrategy):
+                raise PrivacyError(
+                    "cyclic sampling needs bands: buffers reach back to every earlier step"
+                )
             if self.strategy.bands > self.sampling.groups:
                 raise PrivacyError(
                     f"{self.strategy.bands} bands, but an example may come again after "
@@ -170,12 +180,14 @@ class Schedule:
 
 
 @lru_cache(maxsize=64)
-def _largest_square(strategy: BandedStrategy) -> float:
+def _largest_square(strategy: Strategy) -> float:
     """Return the square of the longest column's norm, enlarged by what rounding may hide."""
     return strategy.sensitivity(participations=1, separation=strategy.steps) ** 2
 
 
 @lru_cache(maxsize=64)
-def _costs(strategy: BandedStrategy, first: int, period: int) -> Sequence[float]:
+def _costs(strategy: Strategy, first: int, period: int) -> Sequence[float]:
     """Return the costs of the passes of noise that begins with step `first`."""
+    if isinstance(strategy, BufferedStrategy):  # whose passes meet each other's noise
+        return strategy.after(first).pass_costs(steps_per_pass=period)
     return pass_costs(strategy.column_squares()[first:].tolist(), steps_per_pass=period)

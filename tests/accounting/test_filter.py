@@ -380,3 +380,37 @@ def test_a_run_folder_states_its_filter(tmp_path):
     plan.write_text(json.dumps(data))
     claim = build(tmp_path / "run").claim
     assert claim.standing == "void"
+
+
+def test_hyperband_and_early_stopping_keep_a_declared_budget():
+    """Runs that are stopped, prolonged and given other noise, all by looking at their losses."""
+    ledger = Ledger.in_memory(
+        dataset_size=100, relation=Relation.ZERO_OUT,
+        filter=RenyiFilter(epsilon=EPSILON, delta=1e-4, order=8.0),
+    )  # fmt: skip
+
+    def arm(lr, noise=20.0):
+        return Run(engine=PrivacyEngine(ledger=ledger), lr=lr, noise_multiplier=noise, steps=500)
+
+    def score(run):  # of what was released, and so of private records
+        return float(sum(each.detach().norm() for each in run.model.parameters()))
+
+    arms, taken = [arm(lr) for lr in (0.01, 0.1, 0.5, 1.0)], 0
+    length = 3
+    while len(arms) > 1:  # successive halving: half of them stop, the others go on for longer
+        for each in arms:
+            each.steps(length)
+            taken += length
+        arms = sorted(arms, key=score)
+        arms, length = arms[: len(arms) // 2], 2 * length
+    (best,) = arms
+    assert ledger.releases == taken == 4 * 3 + 2 * 6
+    best.engine.set_noise_multiplier(8.0)
+    best.steps(4)
+    with refused("would exceed", error=BudgetExhaustedError):
+        for noise in (4.0, 2.0, 1.0, 0.5, 0.3):  # whatever is asked for next
+            best.engine.set_noise_multiplier(noise)
+            best.steps(40)
+    assert ledger.filter.fits(ledger.filter.spent(ledger.history()))
+    assert best.engine.get_epsilon() == EPSILON
+    assert "filter of order" in str(best.engine.report())

@@ -3,7 +3,12 @@
 from clipless.accounting.correlated._banded import BandedStrategy
 from clipless.accounting.correlated._buffered import BufferedStrategy, optimised_buffers
 from clipless.accounting.correlated._choice import NoiseCandidate, NoiseMode, noise_candidates
-from clipless.accounting.correlated._cost import CyclicPoisson, FixedOrderEpochs, Strategy
+from clipless.accounting.correlated._cost import (
+    CyclicPoisson,
+    FixedOrderEpochs,
+    Strategy,
+    strategy_from_dict,
+)
 from clipless.accounting.correlated._error import error_by_step, largest_error, mean_error
 from clipless.accounting.correlated._optimise import optimised_strategy
 from clipless.accounting.correlated._sensitivity import (
@@ -17,6 +22,7 @@ __all__ = [
     "BandedStrategy",
     "BufferedStrategy",
     "Strategy",
+    "strategy_from_dict",
     "FixedOrderEpochs",
     "CyclicPoisson",
     "NoiseCandidate",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from clipless.accounting.correlated._sensitivity import toeplitz_sensitivity
@@ -67,6 +69,37 @@ class BufferedStrategy:
             found[step] = (step == 0) - amplitudes @ buffers
             buffers = decays * buffers + found[step]
         return found
+
+    @cached_property
+    def gains(self) -> Array:
+        """The deviation of each step's noise over that of z: the norms of rows of C^-1."""
+        import numpy as np
+
+        found: Array = np.sqrt(np.cumsum(self.inverse_coefficients() ** 2))
+        return found
+
+    def after(self, first: int) -> BufferedStrategy:
+        """Return the strategy of the steps from `first` on, if noise begins anew with it."""
+        return replace(self, steps=self.steps - first)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that JSON holds without loss."""
+        return {
+            "steps": self.steps,
+            "amplitudes": list(self.amplitudes),
+            "decays": list(self.decays),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BufferedStrategy:
+        """Restore what `to_dict` wrote; anything else raises `ValueError`."""
+        if set(data) != {"steps", "amplitudes", "decays"}:
+            raise ValueError(f"a strategy has steps, amplitudes and decays, got {sorted(data)}")
+        return cls(
+            steps=int(data["steps"]),
+            amplitudes=tuple(float(each) for each in data["amplitudes"]),
+            decays=tuple(float(each) for each in data["decays"]),
+        )
 
     def through(self, workload: Array) -> Array:
         """Return `A C^-1` for rows A of a workload, (rows, steps)."""

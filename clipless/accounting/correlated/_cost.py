@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from clipless.accounting._calibration import noise_multiplier_for
 from clipless.accounting._history import Accountant, Runs
@@ -12,6 +14,12 @@ from clipless.accounting.correlated._banded import BandedStrategy
 from clipless.accounting.correlated._buffered import BufferedStrategy
 
 Strategy = BandedStrategy | BufferedStrategy
+
+
+def strategy_from_dict(data: Mapping[str, Any]) -> Strategy:
+    """Restore a strategy from what its `to_dict` wrote; anything else raises `ValueError`."""
+    kind = BufferedStrategy if "decays" in data else BandedStrategy
+    return kind.from_dict(data)
 
 
 @dataclass(frozen=True, kw_only=True)

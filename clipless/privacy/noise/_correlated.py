@@ -34,6 +34,7 @@ import hashlib
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,16 +46,14 @@ from clipless.kernels import (
     GRID_STEPS,
     KEY_BYTES,
     STATE_NAME,
-    GaussianNoise,
     KeyStream,
     grid_noise,
     joint_grid_factor,
     joint_multiplier,
     next_key,
 )
-from clipless.privacy._plan import Plan
 
-_PART = 2**10
+PART = 2**10
 """A step of the values' grid, in steps of the grid of z; the denominator of C's entries."""
 _LARGEST_GAIN = 2.0**16
 """Of the largest sum of absolute values in a row of C^-1: sums then stay far below 2^63."""
@@ -80,6 +79,7 @@ class CorrelatedNoise:
         key: bytes | None = None,
         insecure_seed: int | None = None,
     ) -> None:
+        self._begin(strategy, key=key, insecure_seed=insecure_seed)
         gain = _largest_row_sum(strategy)
         if gain > _LARGEST_GAIN:
             raise PrivacyError(
@@ -87,6 +87,10 @@ class CorrelatedNoise:
                 "of integers: use a strategy that was optimised"
             )
         self._kept_as = torch.int32 if gain <= _GAIN_OF_SHORT else torch.int64
+        self._earlier: list[list[Tensor]] = []
+        """The noises of the last steps, latest first, one tensor for each query."""
+
+    def _begin(self, strategy: Any, *, key: bytes | None, insecure_seed: int | None) -> None:
         self.strategy = strategy
         self.step = 0
         """The number of the step that comes next."""
@@ -95,8 +99,6 @@ class CorrelatedNoise:
         if insecure_seed is not None:
             text = f"clipless/insecure noise/{insecure_seed}"
             self._key = hashlib.sha256(text.encode()).digest()
-        self._earlier: list[list[Tensor]] = []
-        """The noises of the last steps, latest first, one tensor for each query."""
         self._announced = 0
 
     def begin_step(self, step: int) -> None:
@@ -120,22 +122,34 @@ class CorrelatedNoise:
         self._announced = max(self._announced, self.step)
         if self._announced >= self.strategy.steps:
             raise PrivacyError(f"this strategy is one of {self.strategy.steps} steps, all taken")
-        if self._earlier and [n.shape for n in self._earlier[0]] != [v.shape for v in values]:
-            raise PrivacyError("the shapes of what is released have changed between two steps")
+        self._require_shapes(values)
         while self.step < self._announced:
             self._draw(values)
         noisy = [query for query in queries if query.deviation > 0]
-        factor = _grid_factor(values, queries, noisy)
+        factor = self._grid_factor(values, queries, noisy)
         for value, query, noise in zip(values, queries, self._draw(values), strict=True):
             if query.deviation > 0:
-                unit = factor * query.deviation * _PART / GRID_STEPS
+                unit = factor * query.deviation * PART / GRID_STEPS
                 places = torch.round(value.to(torch.float64) / unit).to(torch.int64)
                 value.copy_(places.add_(noise).to(torch.float64).mul_(unit))
 
+    def _require_shapes(self, values: Sequence[Tensor]) -> None:
+        if self._earlier and [n.shape for n in self._earlier[0]] != [v.shape for v in values]:
+            raise PrivacyError("the shapes of what is released have changed between two steps")
+
+    def _grid_factor(
+        self, values: Sequence[Tensor], queries: Sequence[Query], noisy: Sequence[Query]
+    ) -> float:
+        return _grid_factor(values, queries, noisy)
+
+    def _next_key(self) -> bytes:
+        """Return the present step's key, which is forgotten."""
+        key, self._key = self._key, next_key(self._key)
+        return key
+
     def _draw(self, values: Sequence[Tensor]) -> list[Tensor]:
         """Return the noise of the present step, and go on to the next one."""
-        key, self._key = self._key, next_key(self._key)
-        stream = KeyStream(key)
+        stream = KeyStream(self._next_key())
         noises = [self._noise(value, stream, index) for index, value in enumerate(values)]
         self.step += 1
         kept = self._most_back()
@@ -186,13 +200,6 @@ class CorrelatedNoise:
         ]
 
 
-def noise_of(plan: Plan, *, insecure_seed: int | None) -> GaussianNoise | CorrelatedNoise:
-    """Return the noise of a plan's releases."""
-    if plan.strategy is None:
-        return GaussianNoise(insecure_seed=insecure_seed)
-    return CorrelatedNoise(plan.strategy, insecure_seed=insecure_seed)
-
-
 def _count(state: Mapping[str, Tensor], back: int) -> int:
     return sum(name.startswith(f"{back}/") for name in state)
 
@@ -214,7 +221,7 @@ def _grid_factor(
         [query.sensitivity for query in noisy], [query.deviation for query in noisy]
     )
     entries = sum(v.numel() for v, q in zip(values, queries, strict=True) if q.deviation > 0)
-    return 1.0 if math.isinf(multiplier) else joint_grid_factor(_PART * multiplier, entries)
+    return 1.0 if math.isinf(multiplier) else joint_grid_factor(PART * multiplier, entries)
 
 
 def _largest_row_sum(strategy: BandedStrategy) -> float:

@@ -11,8 +11,11 @@ import torch
 from clipless.accounting import CyclicPoissonSampling, FixedOrder, steps_paid_together
 from clipless.accounting.correlated import (
     BandedStrategy,
+    BufferedStrategy,
     OptimizerWorkload,
+    Strategy,
     mean_error,
+    optimised_buffers,
     optimised_strategy,
 )
 from clipless.errors import PrivacyError
@@ -25,6 +28,7 @@ _ROWS = 256
 _BANDS = (4, 16)
 """Numbers of bands that are tried, besides the largest possible one."""
 _WORTH_IT = 1.02
+_BUFFERS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,8 @@ class Correlated:
     Args:
         scales: how noise is shared out among parameters: `"optimal"`, `"global"`, `"per_layer"`.
         bands: so many, and no choice; at most as many as a pass has steps, or there are groups.
+        buffers: decaying sums of earlier noise instead of bands, of so many; for epochs only. By
+            default three of them are tried where a pass has more steps than memory has bands for.
         most_memory: how many earlier noises may be kept, each of the size of the model.
         average: decay of the exponential average of the weights, if that is what will be used.
             A `Trainer` says so by itself.
@@ -57,6 +63,7 @@ class Correlated:
 
     scales: NoiseStrategy = "optimal"
     bands: int | None = None
+    buffers: int | None = None
     most_memory: int = 64
     average: float | None = None
     learning_rates: tuple[float, ...] | None = None
@@ -65,10 +72,12 @@ class Correlated:
         """Refuse what cannot be meant."""
         if self.most_memory < 0 or (self.bands is not None and self.bands < 1):
             raise ValueError(f"bands must be at least 1, and most_memory at least 0, in {self}")
+        if self.buffers is not None and (self.buffers < 1 or self.bands is not None):
+            raise ValueError(f"give bands or buffers, at least one of them, in {self}")
 
     def chosen(
         self, optimizer: torch.optim.Optimizer, sampling: object, *, steps: int | None
-    ) -> tuple[BandedStrategy | None, float]:
+    ) -> tuple[Strategy | None, float]:
         """Return the strategy, None for independent noise, and its error relative to that."""
         if not isinstance(sampling, FixedOrder | CyclicPoissonSampling):
             raise PrivacyError(
@@ -88,20 +97,38 @@ class Correlated:
                 f"bands={self.bands}, but an example comes again after {period} steps, and "
                 f"would meet its own noise: use at most {most}"
             )
+        all_fit = most <= self.most_memory + 1
         most = min(most, self.most_memory + 1)
         given = [*_BANDS, most] if self.bands is None else [self.bands]
         apart = None if cyclic else period  # of a pass, columns may differ; of a round, not
         unit = _error(rows, BandedStrategy.independent(steps=steps), apart)
-        found: list[tuple[BandedStrategy | None, float]] = [(None, 1.0)]
+        found: list[tuple[Strategy | None, float]] = [(None, 1.0)]
+        if self.buffers is not None:
+            if cyclic:
+                raise PrivacyError("cyclic sampling needs bands: buffers reach back to every "
+                                   "earlier step")  # fmt: skip
+            return self._buffered(rows, steps, period, unit, self.buffers)
         for bands in sorted({each if self.bands else min(each, most) for each in given}):
             if bands > 1:
                 strategy = optimised_strategy(rows, bands=bands, steps_per_pass=apart)
                 found.append((strategy, _error(rows, strategy, apart) / unit))
         if self.bands is not None:
             return found[-1]
+        if not (all_fit or cyclic) and self.most_memory >= _BUFFERS:
+            found.insert(1, self._buffered(rows, steps, period, unit, _BUFFERS))
         # Every band is memory: one that hardly lowers the error is not worth it.
         least = min(error for _, error in found)
         return next(each for each in found if each[1] <= _WORTH_IT * least)
+
+    @staticmethod
+    def _buffered(
+        rows: NDArray[Any], steps: int, period: int, unit: float, buffers: int
+    ) -> tuple[BufferedStrategy, float]:
+        """Return a strategy of so many buffers, and its error relative to independent noise."""
+        passes = -(-steps // period)
+        found = optimised_buffers(rows, buffers=buffers, participations=passes, separation=period)
+        squares = math.fsum(found.pass_costs(steps_per_pass=period))
+        return found, mean_error(rows, found) * math.sqrt(squares) / unit
 
     def _workload(self, optimizer: torch.optim.Optimizer, steps: int) -> OptimizerWorkload:
         settings: dict[str, Any] = optimizer.param_groups[0]
@@ -146,8 +173,11 @@ def planned_for(
     )
 
 
-def describe_correlation(strategy: BandedStrategy, error: float | None) -> str:
+def describe_correlation(strategy: Strategy, error: float | None) -> str:
     """One line on how noise is correlated, and what is expected of it."""
+    if isinstance(strategy, BufferedStrategy):
+        expected = "" if error is None else f"; {error:.3g} times the error of independent noise"
+        return f"{len(strategy.decays)} buffers, in which all steps are remembered{expected}"
     expected = "" if error is None else f"; {error:.3g} times the error of independent noise"
     return f"{strategy.bands} bands, the noise of {strategy.bands - 1} steps remembered{expected}"
 
