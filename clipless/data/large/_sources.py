@@ -133,7 +133,11 @@ def _arrow(given: Any, name: str) -> Source:
             chosen = given if columns is None else given.select(list(columns))
             batches = chosen.to_batches(max_chunksize=rows)
         else:
-            ahead = {"batch_readahead": 2, "fragment_readahead": 1}
+            ahead: dict[str, Any] = {"batch_readahead": 2, "fragment_readahead": 1}
+            arrow = _pyarrow("pyarrow.dataset")
+            if isinstance(getattr(given, "format", None), arrow.ParquetFileFormat):
+                # Otherwise all that was read of a file stays in memory up to its end.
+                ahead["fragment_scan_options"] = arrow.ParquetFragmentScanOptions(pre_buffer=False)
             wanted = None if columns is None else list(columns)
             batches = given.to_batches(columns=wanted, batch_size=rows, **ahead)
         try:
