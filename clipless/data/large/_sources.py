@@ -189,11 +189,7 @@ def _text(paths: list[Path], separator: str | None, name: str) -> Source:
     def pieces(path: Path, rows: int) -> Iterator[Any]:
         return text_pieces(path, separator or text_separator(path), rows)
 
-    heads = [next(pieces(path, 1), None) for path in paths]
-    for path, head in zip(paths, heads, strict=True):
-        if head is None:
-            raise DataFileError(f"{path} has columns, but no rows")
-    heads = [head.iloc[:0] for head in heads]
+    heads = [next(pieces(path, 1)).iloc[:0] for path in paths]
     for path, head in zip(paths, heads, strict=True):
         if list(head.columns) != list(heads[0].columns):
             raise DataFileError(f"{path} has other columns than {paths[0]}")
