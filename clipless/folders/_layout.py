@@ -24,6 +24,8 @@ class RunFile(StrEnum):
     """The plan, and the model, data and training that it was made for."""
     LEDGER = "ledger.jsonl"
     """What has been spent. Where files contradict each other, the ledger counts."""
+    STATISTICS = "statistics.jsonl"
+    """For tables, the noisy answers that were released before training."""
     WEIGHTS = "model.safetensors"
     """The final weights; for tables, the fitted estimator."""
     BOUNDS = "bounds.json"

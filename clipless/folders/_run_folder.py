@@ -82,7 +82,7 @@ class RunFolder:
         """Remove what was written for a run that has never begun; what else is there stays."""
         for name in (
             RunFile.CONFIG, RunFile.DATA, RunFile.ENVIRONMENT, RunFile.DATA_KEY, RunFile.LEDGER,
-            RunFile.FORMAT,
+            RunFile.FORMAT, RunFile.STATISTICS,
         ):  # fmt: skip
             self.file(name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):

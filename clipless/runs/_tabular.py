@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from clipless.bounds import clip_products
 from clipless.common import not_set_error
+from clipless.data import LargeTable
 from clipless.errors import CliplessError
 from clipless.folders import RunFile, RunFolder
 from clipless.losses import Loss
@@ -65,21 +66,17 @@ def resolved_tabular(config: RunConfig, data: RunData) -> RunConfig:
 def train_tabular(
     config: RunConfig, data: RunData, folder: RunFolder, *, resume: bool, progress: bool | None
 ) -> TrainedRun:
-    """Fit the estimator and keep it in the folder."""
+    """Fit the estimator in the folder, or go on with a fit that was broken off."""
     from clipless.sklearn import TabularRule
 
-    if resume:
-        raise ConfigError(
-            f"tables are trained in one go and keep no checkpoints: the run in {folder.path} "
-            "cannot go on. Train anew in another folder; what this one's ledger counts is spent as "
-            "well."
-        )
+    if resume and folder.has(RunFile.WEIGHTS):
+        raise ConfigError(f"the run in {folder.path} is done: there is nothing to go on with")
     begun = time.monotonic()
     estimator = make_estimator(
         config,
         classes=data.labels,
         rule=TabularRule(**config.model.settings),
-        ledger=folder.ledger,
+        run_dir=folder.path,
         progress=sys.stderr.isatty() if progress is None else progress,
     )
     features, target = (as_arrays(part) for part in data.train)
@@ -90,10 +87,7 @@ def train_tabular(
     except ValueError as error:
         raise ConfigError(str(error)) from error
     seconds = time.monotonic() - begun
-    estimator.save(folder.file(RunFile.WEIGHTS))
     report = estimator.privacy_
-    belongs_to = {"dataset_size": report.plan.sampling.dataset_size}
-    folder.write_plan(report.plan.to_dict(), belongs_to=belongs_to)
     return TrainedRun(
         folder=folder.path,
         epsilon=report.epsilon,
@@ -110,7 +104,7 @@ def train_tabular(
 
 
 def make_estimator(
-    config: RunConfig, *, classes: Any, rule: TabularRule, ledger: Path, progress: bool
+    config: RunConfig, *, classes: Any, rule: TabularRule, run_dir: Path, progress: bool
 ) -> CliplessClassifier | CliplessRegressor:
     """Return the estimator of a resolved configuration, to be fitted."""
     from clipless.sklearn import (
@@ -126,7 +120,7 @@ def make_estimator(
         "epsilon": config.privacy.epsilon,
         "delta": config.privacy.delta,
         "rule": rule,
-        "ledger": ledger,
+        "run_dir": run_dir,
         "random_state": config.training.seed,
         "device": config.training.device,
         "progress": progress,
@@ -216,6 +210,11 @@ def encoded(estimator: Any, features: Any, target: Any) -> tuple[Tensor, Tensor]
 
     Rows without a target, or of labels that are no class, are left out: training saw none of them.
     """
+    if isinstance(features, LargeTable):
+        raise ConfigError(
+            "the training rows of a table that is read in pieces are not held in memory: measure "
+            "on its test rows, or on a smaller file"
+        )
     numbers, codes, _ = estimator._read(features, reset=False)
     inputs = estimator._encoder(numbers, codes)
     if not hasattr(estimator, "classes_"):

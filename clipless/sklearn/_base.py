@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -28,6 +28,7 @@ from clipless.privacy import (
     Users,
     named_sampling,
 )
+from clipless.sklearn._fit_folder import FitFolder
 from clipless.sklearn._fits import count_fit
 from clipless.sklearn._network import build_network, seeded, set_bias
 from clipless.sklearn._rule import TabularRule
@@ -36,6 +37,7 @@ from clipless.statistics import PrivateRows, Scaling
 from clipless.training import LayerAdam, Trainer, TrainingOptions
 
 _PREDICTION_ROWS = 65_536
+_CHECKPOINT_EVERY = 25  # steps, with a run folder
 _ROWS_AT_ONCE = 32_768  # of a training step
 
 Query = tuple[float, float]
@@ -65,6 +67,7 @@ class CliplessEstimator(BaseEstimator):
         random_state: Any = None,
         device: str | None = None,
         progress: bool = False,
+        run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -73,6 +76,7 @@ class CliplessEstimator(BaseEstimator):
         self.random_state = random_state
         self.device = device
         self.progress = progress
+        self.run_dir = run_dir
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -98,7 +102,11 @@ class CliplessEstimator(BaseEstimator):
         if not (isinstance(self.epsilon, float | int) and 0 < self.epsilon < float("inf")):
             raise ValueError(f"epsilon must be a finite number above 0, got {self.epsilon!r}")
         rule = self.rule or self._choose_rule(rows)
-        given, owned = self.ledger, not isinstance(self.ledger, Ledger)
+        if self.run_dir is not None and self.ledger is not None:
+            raise ValueError("give either a ledger or run_dir, which keeps its own")
+        folder = None if self.run_dir is None else FitFolder(self.run_dir)
+        given = self.ledger if folder is None else folder.ledger
+        owned = not isinstance(given, Ledger)
         ledger = (
             given
             if isinstance(given, Ledger)
@@ -107,6 +115,8 @@ class CliplessEstimator(BaseEstimator):
         try:
             budget = Budget.for_ledger(ledger, epsilon=float(self.epsilon), delta=self.delta)
             queries = self._queries(rule, rows, budget.delta)
+            about = self._about(table, rule, rows, budget.delta)
+            answers = None if folder is None else folder.answers(about)
             private = PrivateRows(
                 *table,
                 labels,
@@ -114,19 +124,38 @@ class CliplessEstimator(BaseEstimator):
                 present=present & _filled(table),
                 users=users,
                 scratch=scratch,
+                answers=answers,
             )
             with ledger.held():  # fits that share a ledger come one after the other
-                self._require_budget(rule, rows, ledger, budget, queries)
-                before = ledger.releases
+                before = ledger.history()
+                if folder is None or not before:  # what goes on was promised its room
+                    self._require_budget(rule, rows, ledger, budget, queries)
                 try:
-                    self._train(private, rule, budget.delta, ledger, users)
+                    self._train(private, rule, budget.delta, ledger, folder, users)
                 finally:
-                    if ledger.releases > before:  # also if it failed on the way
-                        count_fit(budget.spent(ledger.history()), budget.delta)
+                    after = ledger.history() if folder is None else folder.history()
+                    if after != before:  # also if it failed on the way
+                        count_fit(budget.spent(after), budget.delta)
         finally:
             if owned:
                 ledger.close()
+        if folder is not None:
+            self.save(folder.estimator)
         return self
+
+    def _about(self, table: Rows, rule: TabularRule, rows: int, delta: float) -> dict[str, Any]:
+        """What a fit that goes on must share with its beginning: public, as plain data."""
+        schema = getattr(self, "_schema", None)
+        return {
+            "estimator": type(self).__name__,
+            "epsilon": float(self.epsilon),
+            "delta": delta,
+            "rule": asdict(rule),
+            "rows": rows,
+            "inputs": [part.shape[1] for part in table],
+            "columns": None if schema is None else schema.to_dict(),
+            "classes": str(getattr(self, "classes", None)),
+        }
 
     def _require_budget(
         self,
@@ -163,6 +192,7 @@ class CliplessEstimator(BaseEstimator):
         rule: TabularRule,
         delta: float,
         ledger: Ledger,
+        folder: FitFolder | None,
         users: Users | None,
     ) -> None:
         """Everything from here on knows the data through `rows` alone."""
@@ -172,6 +202,8 @@ class CliplessEstimator(BaseEstimator):
         with seeded(self.random_state):
             network = build_network(self._encoder.features, rule.hidden, head.outputs)
         set_bias(network, head.bias)
+        if folder is not None:
+            ledger.close()  # the trainer goes on with the file
         trainer = Trainer(
             network,
             self._criterion(rule),
@@ -185,10 +217,13 @@ class CliplessEstimator(BaseEstimator):
                 unit=users,
                 batches=BatchOptions(micro_batch_size=_micro_batch_size(rule)),
             ),
+            run_dir=None if folder is None else folder.path,
             training=TrainingOptions(
                 optimizer=lambda parameters: LayerAdam(parameters, lr=rule.learning_rate),
                 average=rule.average,
-                ledger=ledger,
+                ledger=ledger if folder is None else None,
+                resume=folder is not None,
+                checkpoint_every=_CHECKPOINT_EVERY,
                 device=self.device,
                 progress=bool(self.progress),
             ),

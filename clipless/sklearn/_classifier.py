@@ -63,6 +63,9 @@ class CliplessClassifier(Decisions, ClassifierMixin, ClassifierPlots, TableInput
             and are never the same twice, so fits differ all the same.
         device: where to train; by default on the CPU.
         progress: show a progress bar.
+        run_dir: a folder that keeps the run: ledger, plan, released statistics, checkpoints, and
+            the estimator. A fit that was broken off goes on where it was if it is called again with
+            the same arguments and rows; `clipless report RUN` writes the report.
         class_weight: how much each class counts in predictions, by label (1 where not named), or
             "balanced" for one over its released frequency. The trained network's logits are shifted
             by the logarithm: no example's part grows, so it costs no noise.
@@ -101,10 +104,11 @@ class CliplessClassifier(Decisions, ClassifierMixin, ClassifierPlots, TableInput
         device: str | None = None,
         progress: bool = False,
         class_weight: Mapping[Any, float] | str | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(
             epsilon, delta, rule=rule, ledger=ledger, random_state=random_state, device=device,
-            progress=progress,
+            progress=progress, run_dir=run_dir,
         )  # fmt: skip
         self.categorical_features = categorical_features
         self.feature_bounds = feature_bounds

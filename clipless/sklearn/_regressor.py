@@ -57,10 +57,11 @@ class CliplessRegressor(RegressorMixin, TableInputs):
         random_state: Any = None,
         device: str | None = None,
         progress: bool = False,
+        run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(
             epsilon, delta, rule=rule, ledger=ledger, random_state=random_state, device=device,
-            progress=progress,
+            progress=progress, run_dir=run_dir,
         )  # fmt: skip
         self.categorical_features = categorical_features
         self.feature_bounds = feature_bounds

@@ -27,7 +27,7 @@ class CliplessTextClassifier(TextInputs, CliplessClassifier):
             n-grams (`HashedNgrams`), which know no language and need no files.
         cache: a folder for vectors, found again by a digest of their texts. It is as private as
             the texts. A function as encoder is known by its name only: one folder for each.
-        classes, class_weight, rule, ledger, random_state, device, progress: as for
+        classes, class_weight, rule, ledger, random_state, device, progress, run_dir: as for
             `CliplessClassifier`.
 
     Example:
@@ -52,10 +52,11 @@ class CliplessTextClassifier(TextInputs, CliplessClassifier):
         random_state: Any = None,
         device: str | None = None,
         progress: bool = False,
+        run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(
             epsilon, delta, classes=classes, class_weight=class_weight, rule=rule, ledger=ledger,
-            random_state=random_state, device=device, progress=progress,
+            random_state=random_state, device=device, progress=progress, run_dir=run_dir,
         )  # fmt: skip
         self.encoder, self.cache = encoder, cache
 
@@ -82,9 +83,10 @@ class CliplessTextRegressor(TextInputs, CliplessRegressor):
         random_state: Any = None,
         device: str | None = None,
         progress: bool = False,
+        run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(
             epsilon, delta, rule=rule, ledger=ledger, random_state=random_state, device=device,
-            progress=progress,
+            progress=progress, run_dir=run_dir,
         )  # fmt: skip
         self.encoder, self.cache = encoder, cache

@@ -1,5 +1,6 @@
 """Private queries on rows: counts, sums, scalings, channel statistics, values, all with noise."""
 
+from clipless.statistics._answers import KeptAnswers
 from clipless.statistics._channels import (
     CHANNEL_QUERIES,
     ChannelStatistics,
@@ -15,6 +16,7 @@ from clipless.statistics._values import value_threshold
 
 __all__ = [
     "PrivateRows",
+    "KeptAnswers",
     "ChannelStatistics",
     "fit_channels",
     "fit_covariance",

@@ -18,6 +18,7 @@ from clipless.common import Query, empty_row, fresh_bits, not_set_error, release
 from clipless.data import Scratch, ScratchColumn
 from clipless.errors import PrivacyError
 from clipless.privacy import FullBatch, GaussianNoise, Ledger, Mechanism, Relation, Users
+from clipless.statistics._answers import Answer, KeptAnswers
 from clipless.statistics._values import leading_values, value_threshold
 
 RowFunction = Callable[..., Tensor]
@@ -55,6 +56,7 @@ class PrivateRows:
         users: whose each row is, if what is protected is not a row.
         scratch: keep results of `map_rows` there and not in memory, for rows that do not fit into
             it, and whose columns are therefore files themselves.
+        answers: those that were kept are given again, and further ones are kept there.
         insecure_seed: for tests: whoever knows it can remove the noise, so that nothing is private
             and the ledger's lines say so. By default the system's randomness is taken.
 
@@ -68,8 +70,8 @@ class PrivateRows:
     """
 
     __slots__ = (
-        "__columns", "__function", "__insecure", "__ledger", "__noise", "__present", "__scratch",
-        "__shares", "__users", "__votes",
+        "__answers", "__columns", "__function", "__insecure", "__ledger", "__noise", "__present",
+        "__scratch", "__shares", "__users", "__votes",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +81,7 @@ class PrivateRows:
         present: Tensor | None = None,
         users: Users | None = None,
         scratch: Scratch | None = None,
+        answers: KeptAnswers | None = None,
         insecure_seed: int | None = None,
     ) -> None:
         if not columns or any(len(each) != len(columns[0]) for each in columns):
@@ -101,6 +104,7 @@ class PrivateRows:
             raise ValueError("present must be one boolean for each row")
         self.__columns = columns
         self.__scratch = scratch
+        self.__answers = answers
         self.__function: Callable[..., tuple[Tensor, ...]] | None = None
         self.__ledger = ledger
         self.__noise = GaussianNoise(insecure_seed=insecure_seed)
@@ -134,6 +138,8 @@ class PrivateRows:
         """
         limit = require_positive("bound", bound)
         self._check_apart(contribution)
+        if isinstance(kept := self._kept(label), Tensor):
+            return kept
         total: Tensor | None = None
         for present, shares, chunk in self._chunks():
             parts = contribution(*chunk).to(torch.float64).flatten(1)
@@ -146,7 +152,7 @@ class PrivateRows:
             total = parts.sum(dim=0) if total is None else total + parts.sum(dim=0)
         if total is None:
             raise not_set_error("total")
-        return self._release(total, limit, noise_multiplier, label)
+        return self._keep(label, self._release(total, limit, noise_multiplier, label))
 
     def noisy_gram(self, matrix_of: RowFunction, *, noise_multiplier: float, label: str) -> Tensor:
         """Return the sum of M M^T over all rows, plus noise, in float64: (k, k), symmetric.
@@ -158,6 +164,8 @@ class PrivateRows:
         deviation `noise_multiplier`; those below are their mirror image.
         """
         self._check_apart(matrix_of)
+        if isinstance(kept := self._kept(label), Tensor):
+            return kept
         total: Tensor | None = None
         for present, shares, chunk in self._chunks(_PIECE):
             matrices = matrix_of(*chunk).to(torch.float64).flatten(2)
@@ -175,7 +183,7 @@ class PrivateRows:
         above = torch.triu_indices(*total.shape, device=total.device).unbind()
         upper = torch.zeros_like(total)
         upper[above] = self._release(total[above], 1.0, noise_multiplier, label)
-        return upper + upper.triu(1).mT
+        return self._keep(label, upper + upper.triu(1).mT)
 
     def noisy_counts(
         self, bins_of: RowFunction, *, bins: Sequence[int], noise_multiplier: float, label: str
@@ -191,6 +199,8 @@ class PrivateRows:
         offsets = torch.cumsum(sizes, 0) - sizes
         width = int(sizes.sum())
         self._check_apart(bins_of)
+        if isinstance(kept := self._kept(label), Tensor):
+            return list(kept.split(list(bins)))
         total = torch.zeros(width, dtype=torch.float64)
         for present, shares, chunk in self._chunks():
             numbers = bins_of(*chunk).cpu()
@@ -203,7 +213,7 @@ class PrivateRows:
             weights = None if shares is None else shares[:, None].expand(numbers.shape)[valid]
             total += torch.bincount((numbers + offsets)[valid], weights, minlength=width)
         noisy = self._release(total, math.sqrt(len(bins)), noise_multiplier, label)
-        return list(noisy.split(list(bins)))
+        return list(self._keep(label, noisy).split(list(bins)))
 
     def noisy_values(
         self, places_of: RowFunction, *, values: Sequence[str], noise_multiplier: float,
@@ -216,6 +226,8 @@ class PrivateRows:
         for what is released: one row moves it by one, and `failure` is added to delta.
         """
         self._check_apart(places_of)
+        if isinstance(found := self._kept(label), dict):
+            return found
         counts = torch.zeros(len(values), dtype=torch.float64)
         votes = self.__votes  # of a user one row: with several, a user could lift many values
         start = 0
@@ -234,7 +246,10 @@ class PrivateRows:
             changes=2 if self.__ledger.relation is Relation.REPLACE_ONE else 1,
         )
         above = torch.nonzero(noisy > threshold).flatten().tolist()
-        return {leaders[place]: noisy[place].item() for place in above if place in leaders}
+        told = {leaders[place]: noisy[place].item() for place in above if place in leaders}
+        if self.__answers is not None:
+            self.__answers.keep(label, told)
+        return told
 
     def map_rows(self, function: Callable[..., tuple[Tensor, ...]]) -> PrivateRows:
         """Return the rows under a function of each row alone, in the same custody.
@@ -259,7 +274,7 @@ class PrivateRows:
         """Return the same rows in the same custody."""
         same = PrivateRows.__new__(PrivateRows)
         same.__columns, same.__function = self.__columns, self.__function
-        same.__scratch = self.__scratch
+        same.__scratch, same.__answers = self.__scratch, self.__answers
         same.__ledger, same.__noise = self.__ledger, self.__noise
         same.__present, same.__insecure = self.__present, self.__insecure
         same.__users, same.__shares = self.__users, self.__shares
@@ -300,6 +315,15 @@ class PrivateRows:
             for column, part in zip(written, columns, strict=True):
                 column.append(_emptied(part, present))
         return [column.finish() for column in written]
+
+    def _kept(self, label: str) -> Answer | None:
+        """The answer that was given to this question before a break, if it was."""
+        return None if self.__answers is None else self.__answers.take(label)
+
+    def _keep(self, label: str, answer: Tensor) -> Tensor:
+        if self.__answers is not None:
+            self.__answers.keep(label, answer)
+        return answer
 
     def __at(self, place: slice) -> tuple[Tensor, ...]:
         """The columns of some rows, under the functions that are mapped over them."""

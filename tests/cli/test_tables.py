@@ -50,7 +50,46 @@ def test_the_rest(table_run):
     assert here("bounds", table_run).code == 0
     assert here("export", table_run, "--format", "weights").code == 0
     assert here("data", "check", table_run).code == 0
-    assert refused(here("train", "--resume", "--out", table_run), 2, "cannot go on")
+    assert refused(here("train", "--resume", "--out", table_run), 2, "nothing to go on with")
+
+
+def test_a_table_in_pieces_goes_on_after_a_break(tmp_path, monkeypatch):
+    """Several files, of which none is ever in memory; the run is broken off while it trains."""
+    import pandas as pd
+
+    from clipless.training._fit import Fit
+
+    random = np.random.default_rng(0)
+    x, kind = random.normal(size=600), random.choice(["left", "right"], 600)
+    frame = pd.DataFrame({"a": x, "kind": kind, "answer": np.where(x > 0, "yes", "no")})
+    frame[:250].to_parquet(tmp_path / "part-0.parquet")
+    frame[250:].to_parquet(tmp_path / "part-1.parquet")
+    flags = ("--data", tmp_path / "part-*.parquet", "--target", "answer", "--epsilon", "4",
+             "--set", "steps=30", "--out", tmp_path / "run")  # fmt: skip
+    batch, taken = Fit._batch, []
+
+    def breaking(fit, each):
+        taken.append(None)
+        if len(taken) == 28:
+            raise OSError("the power is cut")
+        return batch(fit, each)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fit, "_batch", breaking)
+        assert here("train", *flags).code != 0
+    done = here("train", "--resume", "--out", tmp_path / "run", "--json")
+    assert done.code == 0, done.err
+    assert done.json["epsilon"] <= 4.0
+    assert done.json["metrics"]["accuracy"] > 0.7
+    run = RunFolder(tmp_path / "run")
+    assert sum(run.read_ledger().counts().values()) == 30 + 6  # kinds, scaling, covariance, classes
+    assert run.read_json(RunFile.DATA)["train"]["size"] == 480
+    assert here("report", tmp_path / "run", "--json").json["sound"] is True
+    assert here("data", "check", tmp_path / "run").code == 0
+    (tmp_path / "part-1.parquet").write_bytes((tmp_path / "part-0.parquet").read_bytes())
+    changed = here("data", "check", tmp_path / "run")
+    assert changed.code != 0
+    assert "not those of the run" in changed.err
 
 
 def test_predict(table_run, tmp_path):

@@ -192,3 +192,15 @@ def test_scratch_files_have_no_name_and_end_with_their_tensors(tmp_path):
     assert opened() == []
     with pytest.raises(OSError, match="scratch space"):
         Scratch(tmp_path).require_room(1 << 60, "rows")
+
+
+def test_what_was_read_of_a_file_does_not_stay_in_memory(tmp_path):
+    count = 2_000_000
+    parquet.write_table(pyarrow.table({"x": np.random.default_rng(0).random(count)}),
+                        tmp_path / "a.parquet", row_group_size=50_000)  # fmt: skip
+    before = pyarrow.total_allocated_bytes()
+    most = max(
+        pyarrow.total_allocated_bytes() - before
+        for _ in LargeTable(tmp_path / "a.parquet").pieces()
+    )
+    assert most < 8 * count / 2  # the file is 8 bytes a row

@@ -133,7 +133,11 @@ def _arrow(given: Any, name: str) -> Source:
             chosen = given if columns is None else given.select(list(columns))
             batches = chosen.to_batches(max_chunksize=rows)
         else:
-            ahead = {"batch_readahead": 2, "fragment_readahead": 1}
+            ahead: dict[str, Any] = {"batch_readahead": 2, "fragment_readahead": 1}
+            arrow = _pyarrow("pyarrow.dataset")
+            if isinstance(getattr(given, "format", None), arrow.ParquetFileFormat):
+                # Otherwise all that was read of a file stays in memory up to its end.
+                ahead["fragment_scan_options"] = arrow.ParquetFragmentScanOptions(pre_buffer=False)
             wanted = None if columns is None else list(columns)
             batches = given.to_batches(columns=wanted, batch_size=rows, **ahead)
         try:
@@ -185,11 +189,7 @@ def _text(paths: list[Path], separator: str | None, name: str) -> Source:
     def pieces(path: Path, rows: int) -> Iterator[Any]:
         return text_pieces(path, separator or text_separator(path), rows)
 
-    heads = [next(pieces(path, 1), None) for path in paths]
-    for path, head in zip(paths, heads, strict=True):
-        if head is None:
-            raise DataFileError(f"{path} has columns, but no rows")
-    heads = [head.iloc[:0] for head in heads]
+    heads = [next(pieces(path, 1)).iloc[:0] for path in paths]
     for path, head in zip(paths, heads, strict=True):
         if list(head.columns) != list(heads[0].columns):
             raise DataFileError(f"{path} has other columns than {paths[0]}")

@@ -40,6 +40,8 @@ class DataConfig:
         unit_records: of how many of a person's rows a step takes the average at most.
         encoder: the folder of a transformers model that makes vectors of texts; by default, hashed
             n-grams.
+        pieces: whether a table is read in pieces and kept on the disk; by default if its file is
+            larger than 1 GiB. Folders, patterns of files (part-*.parquet) and Arrow files are always.
         separator: of a text table, if it is not the usual one.
         task: what a table's target is.
         classes: the labels of a table's target, if they are public; by default those that a noisy
@@ -59,6 +61,7 @@ class DataConfig:
     unit: str | None = None
     unit_records: int | None = None
     encoder: str | None = None
+    pieces: bool | None = None
     separator: str | None = None
     task: Task = "classification"
     classes: tuple[Any, ...] | None = None
@@ -111,6 +114,7 @@ class DataConfig:
             self.encoder is None or self.text is not None,
             "data.encoder makes vectors of texts: name their column (data.text, --text)",
         )
+        check_setting(table or self.pieces is None, "data.pieces is for tables")
         check_setting(table or self.task == "classification", "regression is for tables")
         check_setting(
             self.classes is None or (table and self.task == "classification"),

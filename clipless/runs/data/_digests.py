@@ -12,9 +12,11 @@ import hmac
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from clipless.common import fresh_bits
+from clipless.data import LargeTable, Repeated
 from clipless.folders import RunFile, RunFolder, RunFolderError
 from clipless.runs.data._load import RunData
 
@@ -80,9 +82,27 @@ def _digest(pair: tuple[Any, Any]) -> str:
         if isinstance(part, Tensor):
             digest.update(f"{tuple(part.shape)} {part.dtype}".encode())
             digest.update(part.detach().cpu().contiguous().numpy().data)
+        elif isinstance(part, LargeTable):
+            for piece in part.pieces():
+                for column in piece.values():
+                    digest.update(_of_column(column))
+        elif isinstance(part, str):
+            digest.update(part.encode())
         else:  # a data frame or a column of one
             import pandas
 
             digest.update(str(part.shape).encode())
             digest.update(pandas.util.hash_pandas_object(part, index=False).to_numpy().tobytes())
     return digest.hexdigest()
+
+
+def _of_column(column: Any) -> bytes:
+    """Return what a column of a piece holds, each row in eight bytes."""
+    import pandas
+
+    places = None
+    if isinstance(column, Repeated):
+        column, places = column
+    values = np.asarray(column)
+    found = pandas.util.hash_array(values.astype(str) if values.dtype == object else values)
+    return bytes(np.ascontiguousarray(found if places is None else found[places]).data)

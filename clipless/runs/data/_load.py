@@ -15,6 +15,7 @@ from clipless.data import (
     ColourSpace,
     DataFileError,
     DataNotFoundError,
+    LargeTable,
     datasets,
     load,
     parse_cell,
@@ -26,8 +27,10 @@ from clipless.privacy import Users
 from clipless.runs.config._errors import ConfigError
 from clipless.runs.config._sections import DataConfig
 from clipless.runs.data._arrays import read_arrays
+from clipless.runs.data._large import large_parts, reads_pieces
 
 Kind = Literal["images", "vectors", "table"]
+_TEXT = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 PIXELS = "pixels from 0 to 1"
 
 
@@ -36,8 +39,9 @@ class RunData:
     """Training and test examples. Training examples are private, test examples are not.
 
     `train` and `test` are pairs of inputs and targets: tensors, or for a `table` a data frame and
-    a column. `unit` says what the numbers of an input are, for certified radii; `input_lipschitz`
-    is the constant of what was done to them here.
+    a column; of one that is read in pieces, `train` is a `LargeTable` and the name of its target.
+    `unit` says what the numbers of an input are, for certified radii; `input_lipschitz` is the
+    constant of what was done to them here.
     """
 
     train: tuple[Any, Any]
@@ -82,7 +86,7 @@ def load_data(config: DataConfig, *, progress: bool | None = None) -> RunData:
     else:
         found = _named(config, progress)
     found = _coloured(found, config)
-    if config.limit is not None:
+    if config.limit is not None and not isinstance(found.train[0], LargeTable):
         x, y = found.train
         found = replace(found, train=(x[: config.limit], y[: config.limit]))
         if found.users is not None:
@@ -183,6 +187,8 @@ def _table(config: DataConfig) -> RunData:
         raise not_set_error("file")
     if column is None:
         raise not_set_error("target")
+    if reads_pieces(config):
+        return _large(config, column)
     features, target = read_table(file, target=column, separator=config.separator)
     people: Users | None = None
     if config.unit is not None:
@@ -202,9 +208,7 @@ def _table(config: DataConfig) -> RunData:
                 f"{', '.join(map(str, features.columns))}."
             )
         features = features[[config.text]]
-    labels = config.classes
-    if labels is not None and not file.lower().endswith((".parquet", ".pq")):
-        labels = tuple(parse_cell(each) if isinstance(each, str) else each for each in labels)
+    labels = _labels(config)
     count = len(features) if people is None else people.number
     chosen = split_rows(count, test_fraction=config.test_fraction, seed=config.split_seed)
     if people is not None:  # nobody is in both parts
@@ -223,6 +227,26 @@ def _table(config: DataConfig) -> RunData:
         users=people,
         unit="private spreads of the columns" if config.text is None else "unit vectors of texts",
     )
+
+
+def _large(config: DataConfig, column: str) -> RunData:
+    table, features, target = large_parts(config, column)
+    return RunData(
+        train=(table, column),
+        test=(features, target),
+        kind="table",
+        input_shape=(features.shape[1],),
+        classes=1,
+        labels=_labels(config),
+        unit="private spreads of the columns",
+    )
+
+
+def _labels(config: DataConfig) -> tuple[Any, ...] | None:
+    """The labels that were named; of a text table as its cells are read."""
+    if config.classes is None or not (config.file or "").lower().endswith(_TEXT):
+        return config.classes
+    return tuple(parse_cell(each) if isinstance(each, str) else each for each in config.classes)
 
 
 def _users(column: Any, config: DataConfig) -> Users:
