@@ -89,8 +89,8 @@ def sum_rounding(
     integers = dtype == torch.float32 and prepare_integer_sums(device) is not None
     # Of float64 sums of rows, and of integers, which round where they become float64.
     alone = records * rows * (rows + 2) * 2.0**-52
-    if not report.nodes:  # enforced bounds: every use hands its float64 sum in as float32
-        slack = sum_slack(positions=None, rows=rows, records=records) + rows * 2.0**-23
+    if not report.nodes:  # enforced bounds, of examples with any number of positions
+        slack = sum_slack(positions=None, rows=rows, records=records)
         exact_norms = getattr(getattr(report, "settings", None), "exact_norms", False)
         library = exact_norms is False and device != "cpu"
         most = 4 if integers else 2

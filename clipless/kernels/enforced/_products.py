@@ -63,7 +63,8 @@ class _Linear(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None,
         limits: tuple[Threshold | None, Threshold | None], exact: bool | None,
     ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(x, weight.detach())
+        weight, bias = weight.detach().to(x.dtype), _alike(bias, x)
+        ctx.save_for_backward(x, weight)
         ctx.limits, ctx.exact = limits, exact
         return F.linear(x, weight, bias)
 
@@ -101,7 +102,8 @@ class _Convolution(torch.autograd.Function):
         limits: tuple[Threshold | None, Threshold | None], geometry: ConvolutionGeometry,
         transposed: list[int] | None, exact: bool | None,
     ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(x, kernel.detach())
+        kernel, bias = kernel.detach().to(x.dtype), _alike(bias, x)
+        ctx.save_for_backward(x, kernel)
         ctx.limits, ctx.geometry, ctx.transposed, ctx.exact = limits, geometry, transposed, exact
         stride, padding, dilation, groups = geometry
         output: Tensor = torch.convolution(
@@ -139,6 +141,11 @@ class _Convolution(torch.autograd.Function):
             else:
                 to_kernel = _kernel_sum(outer, inner, kernel, ctx.geometry, of_kernel)
         return to_input, to_kernel, to_bias, None, None, None, None
+
+
+def _alike(parameter: Tensor | None, x: Tensor) -> Tensor | None:
+    """Return a parameter as numbers of x's kind: leaves are float64, as the sums for them are."""
+    return None if parameter is None else parameter.detach().to(x.dtype)
 
 
 def by_position(x: Tensor) -> Tensor:
