@@ -25,8 +25,9 @@ def enforced_embedding(
 ) -> Tensor:
     """`F.embedding` on (batch, ...); the gradient of one example keeps to its threshold.
 
-    Of `dtype`, whatever the table is. It is the sum over the positions of each token: exactly that is measured, unless `exact` is
-    False; then it is taken to be `sqrt(largest multiplicity)` times the cotangent's norm.
+    Of `dtype`, whatever the table is. It is the sum over the positions of each token: exactly that
+    is measured, unless `exact` is False; then it is taken to be `sqrt(largest multiplicity)` times
+    the cotangent's norm.
     """
     rows: Tensor = _Embedding.apply(  # type: ignore[no-untyped-call]
         tokens, table, limit, padding, exact, dtype
