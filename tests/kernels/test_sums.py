@@ -221,3 +221,18 @@ def test_rows_are_added_up_in_float64():
     rows = torch.tensor([[2.0**24], [1.0], [1.0]])
     assert row_sum(rows).item() == 2**24 + 2
     assert rows.sum(0).item() != 2**24 + 2
+
+
+@pytest.mark.parametrize("order", [list, reversed, lambda parts: sorted(parts, key=float)])
+@pytest.mark.parametrize("processes", [2, 8])
+@pytest.mark.parametrize("rows", SIZES)
+def test_the_worst_order_of_processes_that_share_parameters(rows, processes, order):
+    """Sums are rounded to float32, and added up as float32 numbers in an order of their own."""
+
+    def of(values):
+        first, *rest = order(
+            [each.double().sum().float() for each in values.tensor_split(processes)]
+        )
+        return sum(rest, start=first)
+
+    assert moved(of, rows) <= 1 + 2 * processes * rows * 2.0**-24
