@@ -89,10 +89,9 @@ def sum_rounding(
     integers = dtype == torch.float32 and prepare_integer_sums(device) is not None
     # Of float64 sums of rows, and of integers, which round where they become float64.
     alone = records * rows * (rows + 2) * 2.0**-52
-    if not report.nodes:  # enforced bounds: every use hands its float64 sum in as float32
-        slack = sum_slack(positions=None, rows=rows, records=records) + rows * 2.0**-23
-        exact_norms = getattr(getattr(report, "settings", None), "exact_norms", False)
-        library = exact_norms is False and device != "cpu"
+    if not report.nodes:  # enforced bounds, of examples with any number of positions
+        slack = sum_slack(positions=None, rows=rows, records=records)
+        library = device != "cpu" and not sums_examples(report)
         most = 4 if integers else 2
         if library and any(len(each) > most for each in shapes.values()):
             uncovered = 2 * records * rows**2 * _USUAL_POSITIONS * 2.0**-24
@@ -118,6 +117,14 @@ def sum_rounding(
         additions = processes + max(uses.values(), default=1) - 1
         slack += 2 * additions * rows * 2.0**-24 * 1.001
     return SumRounding(slack, uncovered)
+
+
+def sums_examples(report: SensitivityReport) -> bool:
+    """Whether convolutions with thresholds add up examples whose gradients were measured exactly.
+
+    That is done in float64, on every device.
+    """
+    return getattr(getattr(report, "settings", None), "exact_norms", False) is not False
 
 
 def arithmetic_slack(

@@ -1,6 +1,7 @@
 """Lower precision: what rounding can add to one example's gradient is covered, and needed."""
 
 import contextlib
+import dataclasses
 import math
 
 import pytest
@@ -18,7 +19,7 @@ from clipless.errors import ConstraintError, PrivacyError
 from clipless.kernels import bounded_linear, sum_slack, to_bfloat16
 from clipless.privacy import Plan, arithmetic_slack
 from clipless.privacy._precision import UNITS, WEIGHT_ROOM, SumRounding, sum_rounding
-from clipless.privacy.step._checks import check_precision
+from clipless.privacy.step._checks import check_precision, check_sums
 from clipless.privacy.step._rounded_weights import RoundedWeights, _norm_bound
 from tests.models import small
 from tests.privacy.misuse_helpers import bounded_or_refused, gradients_of, refused
@@ -293,6 +294,21 @@ def test_tf32_needs_its_precision():
             check_precision(inputs, "tf32")
             with refused(f"{reduction} = False"):
                 check_precision(inputs, "bfloat16")
+
+
+@pytest.mark.parametrize("kind", [None, "float16"])
+def test_a_model_that_is_moved_keeps_what_its_plan_says_of_sums(monkeypatch, kind):
+    """From a CPU to a GPU where convolutions would be summed in float32."""
+    monkeypatch.setattr("clipless.kernels.exact._weights._KINDS", {"cuda": kind})
+    session = Run(cnn(), examples(30, SHAPES[cnn])).engine.session
+    plan, report = session.plan, session.report
+    there = [torch.zeros(shape).as_subclass(OnGpu) for shape in ((2, 3), (2, 3, 3, 3))]
+    check_sums(there[:1], plan, report)
+    check_sums([each.double() for each in there], plan, report)
+    with contextlib.nullcontext() if kind else refused("moved to cuda"):
+        check_sums(there, plan, report)
+    uncovered = dataclasses.replace(plan, sums=SumRounding(0.0, 3.0))
+    check_sums(there, uncovered, report)
 
 
 def test_autocast_needs_its_precision():

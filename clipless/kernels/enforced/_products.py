@@ -73,9 +73,10 @@ class _Linear(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None,
         limits: tuple[Threshold | None, Threshold | None], exact: bool | None,
     ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(x, weight.detach())
+        weight, bias = weight.detach().to(x.dtype), _alike(bias, x)
+        ctx.save_for_backward(x, weight)
         ctx.limits, ctx.exact = limits, exact
-        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
@@ -84,7 +85,7 @@ class _Linear(torch.autograd.Function):
         with without_casts(x):
             to_input, to_weight, to_bias = None, None, None
             if ctx.needs_input_grad[0]:
-                to_input = cotangent @ weight.to(x.dtype)
+                to_input = cotangent @ weight
             rows, columns = by_position(cotangent), by_position(x)
             of_weight, of_bias = ctx.limits
             if ctx.needs_input_grad[2] and of_bias is not None:
@@ -110,11 +111,12 @@ class _Convolution(torch.autograd.Function):
         limits: tuple[Threshold | None, Threshold | None], geometry: ConvolutionGeometry,
         transposed: list[int] | None, exact: bool | None,
     ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(x, kernel.detach())
+        kernel, bias = kernel.detach().to(x.dtype), _alike(bias, x)
+        ctx.save_for_backward(x, kernel)
         ctx.limits, ctx.geometry, ctx.transposed, ctx.exact = limits, geometry, transposed, exact
         stride, padding, dilation, groups = geometry
         output: Tensor = torch.convolution(
-            x, kernel.to(x.dtype), None if bias is None else bias.to(x.dtype), stride, padding,
+            x, kernel, bias, stride, padding,
             dilation, transposed is not None, transposed or [0] * len(stride), groups,
         )  # fmt: skip
         return output
@@ -128,7 +130,7 @@ class _Convolution(torch.autograd.Function):
         with without_casts(x):
             if ctx.needs_input_grad[0]:
                 to_input, _, _ = torch.ops.aten.convolution_backward(
-                    cotangent, x, kernel.to(x.dtype), None, stride, padding, dilation,
+                    cotangent, x, kernel, None, stride, padding, dilation,
                     ctx.transposed is not None, ctx.transposed or [0] * len(stride), groups,
                     [True, False, False],
                 )  # fmt: skip
@@ -165,3 +167,8 @@ def without_casts(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     if not torch.is_autocast_enabled(x.device.type):
         return contextlib.nullcontext()
     return torch.autocast(x.device.type, enabled=False)
+
+
+def _alike(parameter: Tensor | None, x: Tensor) -> Tensor | None:
+    """Return a parameter as numbers of x's kind: leaves are float64, as the sums for them are."""
+    return None if parameter is None else parameter.detach().to(x.dtype)

@@ -15,14 +15,23 @@ from clipless.kernels.enforced._operators import by_position
 
 
 def enforced_embedding(
-    tokens: Tensor, table: Tensor, limit: Threshold | None, *, padding: int, exact: bool | None
+    tokens: Tensor,
+    table: Tensor,
+    limit: Threshold | None,
+    *,
+    padding: int,
+    exact: bool | None,
+    dtype: torch.dtype,
 ) -> Tensor:
     """`F.embedding` on (batch, ...); the gradient of one example keeps to its threshold.
 
-    It is the sum over the positions of each token: exactly that is measured, unless `exact` is
-    False; then it is taken to be `sqrt(largest multiplicity)` times the cotangent's norm.
+    Of `dtype`, whatever the table is. It is the sum over the positions of each token: exactly that
+    is measured, unless `exact` is False; then it is taken to be `sqrt(largest multiplicity)` times
+    the cotangent's norm.
     """
-    rows: Tensor = _Embedding.apply(tokens, table, limit, padding, exact)  # type: ignore[no-untyped-call]
+    rows: Tensor = _Embedding.apply(  # type: ignore[no-untyped-call]
+        tokens, table, limit, padding, exact, dtype
+    )
     return rows
 
 
@@ -39,9 +48,11 @@ def enforced_scale_shift(
     return output
 
 
-def enforced_copies(parameter: Tensor, rows: int, limit: Threshold | None) -> Tensor:
+def enforced_copies(
+    parameter: Tensor, rows: int, limit: Threshold | None, dtype: torch.dtype
+) -> Tensor:
     """Return the parameter once for every example, (rows, *shape), with a threshold for each."""
-    copies: Tensor = _Copies.apply(parameter, rows, limit)  # type: ignore[no-untyped-call]
+    copies: Tensor = _Copies.apply(parameter, rows, limit, dtype)  # type: ignore[no-untyped-call]
     return copies
 
 
@@ -49,17 +60,17 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, tokens: Tensor, table: Tensor, limit: Threshold | None, padding: int,
-        exact: bool | None,
+        exact: bool | None, dtype: torch.dtype,
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(tokens)
         ctx.entries, ctx.limit, ctx.padding, ctx.exact = table.shape[0], limit, padding, exact
-        return F.embedding(tokens, table, padding if padding >= 0 else None)
+        return F.embedding(tokens, table.to(dtype), padding if padding >= 0 else None)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
         (tokens,) = ctx.saved_tensors
         if ctx.limit is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         places = tokens.flatten(1) if tokens.ndim > 1 else tokens.unsqueeze(1)
         rows = by_position(in_float32(cotangents[0]))
         if ctx.padding >= 0:
@@ -68,7 +79,7 @@ class _Embedding(torch.autograd.Function):
         gradient = torch.ops.aten.embedding_dense_backward(
             rows_scaled(rows, factors).double(), places, ctx.entries, ctx.padding, False
         )
-        return None, gradient, None, None, None
+        return None, gradient, None, None, None, None
 
 
 def _embedding_norms(tokens: Tensor, rows: Tensor, *, exact: bool | None) -> Tensor:
@@ -100,11 +111,11 @@ class _ScaleShift(torch.autograd.Function):
             raise ValueError("neither a scale nor a shift was given")
         ctx.shape = (*some.shape, *[1] * (x.ndim - axis - some.ndim))
         ctx.own = some.shape
-        scale = None if scale is None else scale.detach().view(ctx.shape)
+        scale = None if scale is None else scale.detach().to(x.dtype).view(ctx.shape)
         ctx.save_for_backward(x, scale)
         ctx.limits = limits
         output = x if scale is None else x * scale
-        return output if shift is None else output + shift.view(ctx.shape)
+        return output if shift is None else output + shift.to(x.dtype).view(ctx.shape)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
@@ -134,11 +145,13 @@ def _sum_positions(rows: Tensor, shape: tuple[int, ...], own: torch.Size) -> Ten
 
 class _Copies(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, rows: int, limit: Threshold | None) -> Tensor:
+    def forward(
+        ctx: Any, parameter: Tensor, rows: int, limit: Threshold | None, dtype: torch.dtype
+    ) -> Tensor:
         ctx.limit = limit
-        return parameter.expand(rows, *parameter.shape).clone()
+        return parameter.to(dtype).expand(rows, *parameter.shape).clone()
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
         limit = ctx.limit
-        return (None if limit is None else limit.row_sum(cotangents[0])), None, None
+        return (None if limit is None else limit.row_sum(cotangents[0])), None, None, None

@@ -236,7 +236,7 @@ class EnforcingPass(LayerPass):
             (leaf,), (threshold,) = own, thresholds
             if leaf is None:
                 raise PrivacyError("a parameter that was planned to be trained is not there")
-            return enforced_copies(leaf, self.batch, threshold)
+            return enforced_copies(leaf, self.batch, threshold, like.dtype)
 
         return Shared(self._sealed([parameter], [parameter.detach()], bounded), self)
 
@@ -310,7 +310,8 @@ class EnforcingPass(LayerPass):
             for p in parameters
             if p is not None and id(p) in self.names and self.names[id(p)] in self._limits
         }
-        leaves = {place: p.detach().requires_grad_() for place, p in trained.items()}
+        # In float64, as the sums over the examples that become their gradients.
+        leaves = {place: p.detach().double().requires_grad_() for place, p in trained.items()}
         thresholds = [
             None if p is None or id(p) not in self.names else self._limits.get(self.names[id(p)])
             for p in parameters

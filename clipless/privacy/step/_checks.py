@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipless.bounds import hooks_of
+from clipless.bounds import SensitivityReport, hooks_of
 from clipless.errors import PrivacyError
+from clipless.kernels import prepare_integer_sums
 from clipless.losses import Loss
-from clipless.privacy._precision import Precision
+from clipless.privacy._plan import Plan
+from clipless.privacy._precision import Precision, sums_examples
 from clipless.privacy.sampling._batches import StepSample, row_weights
 
 
@@ -166,6 +168,21 @@ def check_precision(inputs: Sequence[Any], precision: Precision = "float32") -> 
         raise PrivacyError(
             "sums of bfloat16 products may be rounded on the way, torch's default. Set "
             "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False."
+        )
+
+
+def check_sums(trainable: Sequence[Tensor], plan: Plan, report: SensitivityReport) -> None:
+    """Refuse a model that was moved to a device where its sums round by more than planned."""
+    device = trainable[0].device.type
+    if device == "cpu" or plan.sums.uncovered > 0 or trainable[0].dtype == torch.float64:
+        return
+    if not report.nodes and sums_examples(report):  # of which each is formed, on every device
+        return
+    if any(each.ndim > 2 for each in trainable) and prepare_integer_sums(device) is None:
+        raise PrivacyError(
+            f"the model was moved to {device} after its plan was made. Convolutions are summed in "
+            "float32 there, since Triton is missing or does not work, and the plan does not say "
+            "what that leaves uncovered: move the model first, then call make_private."
         )
 
 

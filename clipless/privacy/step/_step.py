@@ -124,6 +124,7 @@ class PrivateStep(StepParts):
         settings = _settings_of_cpu() if self._trainable[0].device.type == "cpu" else None
         if settings is None or settings != self._settings_as_checked:
             checks.check_precision(inputs, self.plan.precision)
+            checks.check_sums(self._trainable, self.plan, self.report)
             self._settings_as_checked = settings
 
     def after_forward(self, inputs: Any, output: Any, backward: BackwardPass | None = None) -> Any:

@@ -199,7 +199,9 @@ def use_embedding(of: LayerPass, module: Any, tokens: Tensor, exact: bool | None
         (table,) = own
         if table is None:
             raise _absent("weight")
-        return enforced_embedding(tokens, table, limits[0], padding=padding, exact=exact)
+        return enforced_embedding(
+            tokens, table, limits[0], padding=padding, exact=exact, dtype=module.weight.dtype
+        )
 
     return of.use([module.weight], tokens, plain, bounded)
 
