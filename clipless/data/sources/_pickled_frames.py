@@ -45,9 +45,10 @@ def _known() -> dict[tuple[str, str], Callable[..., Any]]:
         ("pandas._libs.internals", "_unpickle_block"): _Recorded,
         ("pandas.core.internals.managers", "BlockManager"): _Recorded,
         ("pandas.core.frame", "DataFrame"): _Recorded,
+        ("pandas", "DataFrame"): _Recorded,  # as newer versions call it
     }
-    for kind in ("base", "range"):
-        names |= {(f"pandas.core.indexes.{kind}", f): _Recorded for f in ("Index", "RangeIndex")}
+    for module in ("pandas.core.indexes.base", "pandas.core.indexes.range", "pandas"):
+        names |= {(module, each): _Recorded for each in ("Index", "RangeIndex")}
     for core in ("numpy.core", "numpy._core"):
         names[core + ".multiarray", "_reconstruct"] = rebuild
         names[core + ".numeric", "_frombuffer"] = _array_of
@@ -82,5 +83,5 @@ def read_pickled_frame(contents: bytes, *, where: object) -> Columns:
         if len(columns) != len(names) or len(lengths) != 1:
             raise DataFileError("its columns do not make a table")
         return {name: columns[name] for name in names}
-    except (pickle.UnpicklingError, *MALFORMED_ERRORS, DataFileError) as error:
+    except (pickle.UnpicklingError, EOFError, *MALFORMED_ERRORS, DataFileError) as error:
         raise DataFileError(f"{where} is no table that can be read: {error}") from error
