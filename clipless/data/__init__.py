@@ -15,10 +15,15 @@ from clipless.data.sources._idx import read_idx
 from clipless.data.sources._info import DatasetInfo, FileInfo, LoadedDataset
 from clipless.data.sources._layout import data_root
 from clipless.data.sources._load import datasets, load
+from clipless.data.sources._packages import TABLES, LoadedTable, PackagedTable, load_packaged
 from clipless.data.sources._registry import SOURCES
 
 __all__ = [
     "load",
+    "load_packaged",
+    "TABLES",
+    "PackagedTable",
+    "LoadedTable",
     "datasets",
     "DatasetInfo",
     "FileInfo",

@@ -67,6 +67,4 @@ def with_bounds(
     given = {index: torch.tensor([pair], dtype=torch.float64) for index, pair in bounds.items()}
     given |= dict(zip(places.tolist(), found.occupied, strict=True))
     occupied = tuple(given[index] for index in range(size))
-    return Scaling(
-        center, spread, missing, switches, found.categories, found.resolution, occupied
-    )
+    return Scaling(center, spread, missing, switches, found.categories, found.resolution, occupied)

@@ -142,9 +142,9 @@ class Encoder:
     def with_products(self, covariance: Tensor | None, *, noise: float, directions: int) -> Encoder:
         """Return the encoder that appends products of `directions` decorrelated features.
 
-        They are those of the base features, in which rows vary most by the noisy covariance. Both
-        parts, linear features and products, are scaled into the unit ball, row by row, and most rows
-        onto its surface.
+        They are those of the base features, in which rows vary most by the noisy covariance.
+        Linear features and factors are scaled into the unit ball, row by row, and most rows onto
+        its surface.
         """
         count = min(directions, self.base)
         if covariance is None:
@@ -162,7 +162,7 @@ class Encoder:
 
         tanh and the absolute value are 1-Lipschitz, a column has at most two features, and one of
         its pieces moves at a time; the norm of what decorrelates them is certified. Scaling into a
-        ball is 1-Lipschitz, and the products a a^T of vectors a of norm one at most are 2-Lipschitz.
+        ball is 1-Lipschitz, and the products a a^T of vectors a in the unit ball are 2-Lipschitz.
         """
         base = math.sqrt(2) if len(self.folded) else 1.0
         slope = _PIECES * steepest(self.knots, self.spread) if self.knots else 0.0
@@ -188,7 +188,6 @@ class Encoder:
     @classmethod
     def from_dict(cls, parts: dict[str, Tensor]) -> Encoder:
         """Restore what `to_dict` returned."""
-
 
         def listed(kind: str) -> tuple[Tensor, ...]:
             count = sum(name.startswith(f"{kind}.") for name in parts)

@@ -68,7 +68,7 @@ def _column_knots(center: float, spread: float, ends: Tensor, step: float) -> Te
         middle = middle[(middle >= ends.min()) & (middle <= ends.max())]
     low, high = ends[:, 0], ends[:, 1]
     far = ((high <= 0) & (low < center - reach)) | ((low >= 0) & (high > center + reach))
-    far |= (low == 0) | (high == 0)
+    far |= (low == 0) & (high == 0)
     wanted = torch.cat([middle, ends[far].flatten()]).sort().values.tolist()
     kept = list[float]()
     for place in wanted:

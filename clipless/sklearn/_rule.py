@@ -17,6 +17,9 @@ _MOST_DECORRELATED = 1024
 
 _WIDE, _ROWS_FOR_COLUMN = 128, 50
 """Tables of so many columns are treated as vectors unless they have so many rows for each."""
+_MANY_ROWS = 100_000
+"""From so many rows on, the noise has room for a wide hidden layer, which then learns
+the features that smaller tables are given."""
 _ROWS_FOR_KNOTS = 2000
 """Rows, at epsilon 1, from which on numbers are bent at knots."""
 _KNOT_STEP = 0.75
@@ -71,8 +74,9 @@ class TabularRule:
 
         Batches hold 4,096 rows or 4% of the table, whichever is more; where that is more than half
         of it, all rows, since sampling would save little. Queries cost a constant part of the
-        budget, whatever it is. The model is one linear layer, on features of which there are more in
-        larger tables. Tables of many columns and few rows are treated as vectors.
+        budget, whatever it is. The model is one linear layer, on features of which there are
+        more in larger tables; in the largest, a network finds its own. Tables of many columns and
+        few rows are treated as vectors.
         """
         require_positive("epsilon", epsilon)
         noise = query_noise(rows=rows, columns=columns, epsilon=epsilon)
@@ -80,8 +84,9 @@ class TabularRule:
             return replace(cls.choose_for_vectors(rows=rows, epsilon=epsilon), query_noise=noise)
         batch_size = max(4096, round(0.04 * rows))
         full_batch = batch_size > rows / 2
+        many = rows >= _MANY_ROWS
         return cls(
-            hidden=0,
+            hidden=128 if many else 0,
             temperature=20.0,
             steps=250,
             batch_size=rows if full_batch else batch_size,
@@ -93,8 +98,8 @@ class TabularRule:
             label_noise=30.0 * noise_scale(epsilon),
             covariance_noise=25.0 * noise_scale(epsilon),
             class_noise=min(max(rows / 30, 8.0), 30.0) * noise_scale(epsilon),
-            knot_step=_KNOT_STEP if rows * epsilon >= _ROWS_FOR_KNOTS else 0.0,
-            directions=_MOST_DIRECTIONS,
+            knot_step=_KNOT_STEP if rows * epsilon >= _ROWS_FOR_KNOTS and not many else 0.0,
+            directions=0 if many else _MOST_DIRECTIONS,
             rows_for_products=_ROWS_FOR_PRODUCTS / epsilon,
         )
 

@@ -217,12 +217,12 @@ def test_fits_that_fail_after_a_query_count_as_well(table):
         CliplessClassifier().fit(x, np.zeros(len(x), dtype=int))
 
 
-def test_wide_tables_of_few_rows_have_no_hidden_layer_and_others_do():
-    def hidden(rows, columns):
-        return TabularRule.choose(rows=rows, columns=columns, epsilon=1.0).hidden
+def test_wide_tables_of_few_rows_are_treated_as_vectors_and_others_are_not():
+    def steps(rows, columns):
+        return TabularRule.choose(rows=rows, columns=columns, epsilon=1.0).steps
 
-    assert hidden(5_485, 384) == 0
-    assert hidden(50 * 384, 384) == hidden(5_485, 127) == 32
+    assert steps(5_485, 384) == 120
+    assert steps(50 * 384, 384) == steps(5_485, 127) == 250
     x = np.random.default_rng(0).normal(size=(400, 130))
     fitted = CliplessClassifier(4.0, classes=[0, 1, 2], random_state=0).fit(x, np.arange(400) % 3)
     assert len(fitted.network_) == 2
