@@ -131,6 +131,10 @@ def hash_bucket(name: str, buckets: int) -> int:
     return int.from_bytes(digest, "little") % buckets
 
 
+_OF_OBJECTS = ("object", "str", "string")
+"""Names of types, of numpy and pandas, whose values are the objects that iteration yields."""
+
+
 def read_cells(column: Any) -> tuple[np.ndarray[Any, Any], list[Cell]]:
     """Return, for the values of a column, positions in a list of cells, and that list.
 
@@ -141,6 +145,12 @@ def read_cells(column: Any) -> tuple[np.ndarray[Any, Any], list[Cell]]:
         # Values of one type, whose equality is that of their cells.
         values, positions = np.unique(column, return_inverse=True)
         return positions.reshape(-1), [read_cell(value) for value in values]
+    if str(getattr(column, "dtype", "")) in _OF_OBJECTS:
+        column = np.asarray(column, dtype=object).tolist()
+        if set(map(type, column)) == {str}:  # most columns of categories
+            places: dict[str, int] = {}
+            order = (places.setdefault(value, len(places)) for value in column)
+            return np.fromiter(order, np.int64, len(column)), [read_cell(each) for each in places]
     cells: list[Cell] = []
     known: dict[tuple[type, Any], int] = {}
     positions = np.empty(len(column), dtype=np.int64)

@@ -105,3 +105,25 @@ def test_fields_of_text_files():
 def test_numbers_beyond_all_decimals_are_numbers(text, value):
     """An error would tell that a row holds one."""
     assert parse_cell(text) == value
+
+
+@pytest.mark.parametrize("kind", ["list", "object", "str", "string", "numpy"])
+def test_text_is_read_alike_from_every_kind_of_column(kind):
+    texts = ["b", "a", "b", "", "a", "c"]
+    column = {
+        "list": lambda: texts,
+        "object": lambda: pd.Series(texts, dtype=object),
+        "str": lambda: pd.Series(texts, dtype="str"),
+        "string": lambda: pd.Series(texts, dtype="string"),
+        "numpy": lambda: np.array(texts),
+    }[kind]()
+    positions, cells = read_cells(column)
+    assert [cells[place] for place in positions] == [read_cell(text) for text in texts]
+    assert len(cells) == 4
+
+
+def test_missing_text_and_mixtures_are_read_one_by_one():
+    for dtype in (object, "str", "string"):
+        assert names(pd.Series(["a", None, "a"], dtype=dtype)) == ["text a", None, "text a"]
+    mixed = np.array(["1", 1, True, 1.0], dtype=object)
+    assert names(mixed) == ["text 1", "number 1", "boolean True", "number 1"]

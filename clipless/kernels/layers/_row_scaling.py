@@ -14,6 +14,10 @@ _HALVES = (torch.float16, torch.bfloat16)
 _LONGEST_ROW = 1 << 14
 """Entries of one example that a single kernel takes in; longer ones go to torch's operators."""
 
+_WORTH_BLOCKS, _BLOCK = 1 << 20, 1 << 17
+"""From how many entries on a CPU works on blocks of how many: larger tensors are memory that the
+operating system hands out anew for every operator."""
+
 
 def scale_into_ball(rows: Tensor, radius: float) -> Tensor:
     """Return `x * min(1, radius / ||x||)` for every example x of a batch of any shape.
@@ -42,12 +46,27 @@ def make_finite_and_bounded(rows: Tensor, radius: float, *, sphere: bool = False
             rows = dense(rows)
             kernels.guard(rows, result := torch.empty_like(rows), radius, sphere)
             return result
+    on_cpu = isinstance(rows, Tensor) and rows.device.type == "cpu"
+    if on_cpu and rows.numel() > _WORTH_BLOCKS and _fits_one_kernel(rows):
+        return _guarded_in_blocks(rows, radius, sphere)
     finite = torch.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
     return (scale_to_sphere if sphere else scale_into_ball)(finite, radius)
 
 
+def _guarded_in_blocks(rows: Tensor, radius: float, sphere: bool) -> Tensor:
+    """The same, some rows at a time: what is between stays in a cache."""
+    result = torch.empty_like(rows)
+    count = max(1, _BLOCK // rows.shape[1:].numel())
+    for few, place in zip(rows.split(count), result.split(count), strict=True):
+        # A sum is finite only if all its terms are, and entries are replaced only if they are not.
+        if not math.isfinite(few.sum()):
+            few = torch.nan_to_num(few, nan=0.0, posinf=0.0, neginf=0.0)
+        place.copy_(_scaled(few, radius, sphere))
+    return result
+
+
 def _fits_one_kernel(rows: Tensor) -> bool:
-    """Whether nobody looks on, and rows are of a kind that the GPU's kernel is made for."""
+    """Whether nobody looks on, and rows are of a kind that the fast ways are made for."""
     return (
         not needs_plain_operators(rows)
         and rows.dtype == torch.float32

@@ -18,8 +18,8 @@ class StepCollate:
     `collate_fn` is called with one example or more, whatever the size of the sample. With `sizes`,
     the list it gets is filled up to the smallest of them that holds it by repeating the first one
     (example 0 of the data set if the sample is empty); in tensors, those rows are then set to zero,
-    so that padding is nobody's data, and the caller gives them weight zero. Without, an empty sample becomes a
-    batch of the right structure, types and shapes with no examples in it.
+    so that padding is nobody's data, and the caller gives them weight zero. Without, an empty
+    sample becomes a batch of the right structure, types and shapes with no examples in it.
     """
 
     def __init__(
