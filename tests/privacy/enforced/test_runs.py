@@ -103,8 +103,15 @@ def test_the_budget_is_found_and_kept():
     assert engine.ledger.releases == 10
 
 
-@pytest.mark.parametrize("noise", ["optimal", "global", "per_layer"])
-def test_a_replay_on_a_neighbour_finds_nothing(noise):
+@pytest.mark.parametrize(
+    ("noise", "precision", "compile"),
+    [
+        ("optimal", "float32", False), ("global", "float32", False),
+        ("per_layer", "float32", False), ("optimal", "bfloat16", False),
+        ("optimal", "float32", "aot_eager"),
+    ],
+)  # fmt: skip
+def test_a_replay_on_a_neighbour_finds_nothing(noise, precision, compile):
     def run(rows):
         model, criterion = network(), losses.CrossEntropy()
         engine = PrivacyEngine()
@@ -112,7 +119,10 @@ def test_a_replay_on_a_neighbour_finds_nothing(noise):
             module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
             criterion=criterion, data_loader=DataLoader(rows, batch_size=20),
             noise_multiplier=1.0, bounds="enforced",
-            options=PrivacyOptions(noise=noise, batches=BatchOptions(micro_batch_size=8)),
+            compile=compile,
+            options=PrivacyOptions(
+                noise=noise, batches=BatchOptions(micro_batch_size=8), precision=precision
+            ),
         )  # fmt: skip
         for _ in range(2):
             optimizer.zero_grad()
