@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clipless.errors import PrivacyError
 from clipless.privacy.sampling._batches import StepSample, count_micro_batches
+from clipless.privacy.sampling._streams import StreamSource
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +59,11 @@ class Buckets:
         numbers = torch.searchsorted(torch.tensor(lengths), sizes.to(torch.int64))
         object.__setattr__(self, "numbers", numbers)
 
-    def check(self, *, records: int, padded: bool, users: bool, processes: int) -> None:
+    def check(self, source: Any, *, padded: bool, users: bool, processes: int) -> None:
         """Refuse what buckets do not go with."""
+        if isinstance(source, StreamSource):
+            raise PrivacyError("Buckets need a data set whose records are known by number")
+        records = len(source)
         if len(self.numbers) != records:
             raise PrivacyError(
                 f"Buckets know the sizes of {len(self.numbers)} records, and the data set has "

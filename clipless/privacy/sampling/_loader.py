@@ -134,7 +134,6 @@ class PrivateLoader:
         """Who is sampled, if not examples."""
         self._views = Views(augment=batches.augment, views=batches.views)
         self.buckets = batches.buckets
-        """The lengths of sequences, if they are in buckets."""
         self.input_shape = batches.input_shape
         """The shape of an example, if it was given."""
         self._rank, self._world_size = rank, world_size
@@ -163,8 +162,6 @@ class PrivateLoader:
             if pad:
                 raise PrivacyError("batches of a stream are not padded: give it drop_last=True")
             self._source: BatchSource = StreamSource(data, sampling)
-            if self.buckets is not None:
-                raise PrivacyError("Buckets need a data set whose records are known by number")
             self._check_augmentation(batches)
             return
         read = partial(
@@ -193,7 +190,7 @@ class PrivateLoader:
             self._views.check(self._source.first())
         if self.buckets is not None:
             self.buckets.check(
-                records=len(self._source), padded=self._padded, users=self.unit is not None,
+                self._source, padded=self._padded, users=self.unit is not None,
                 processes=self._world_size,
             )  # fmt: skip
 
@@ -221,6 +218,13 @@ class PrivateLoader:
         """Whether an example is the same row whenever it is handed out: tensors, not augmented."""
         own = self._views.augments or self.views > 1
         return isinstance(self._source, ColumnSource) and not own
+
+    def seed_for_draws(self, sample: StepSample) -> int | None:
+        """Return the seed of what a model draws for a batch; None once its step's key is gone."""
+        if sample.origin is not self.origin or sample.step != self.next_step - 1:
+            return None
+        part = f"draws/{self._rank}/{sample.micro_batch}"
+        return self._sampler.seed_for(part, step=sample.step)
 
     @property
     def rows(self) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -166,6 +166,18 @@ class StepParts:
             return contextlib.nullcontext()
         return torch.autocast(self._trainable[0].device.type, dtype=torch.bfloat16)
 
+    def secret_draws(self) -> contextlib.AbstractContextManager[None]:
+        """Let what a model with enforced bounds draws (masks of dropout) come from the secret key.
+
+        Masks are drawn by place: another record in the batch changes nobody else's. A step that is
+        repeated draws the same.
+        """
+        sample = self.loader.current
+        seed = None if sample is None else self.loader.seed_for_draws(sample)
+        if self.thresholds is None or seed is None:
+            return contextlib.nullcontext()
+        return seeded(seed, self._trainable[0].device)
+
     def _tensors_of_call(
         self, report: EnforcedReport, inputs: Any, named: Mapping[str, Any]
     ) -> list[Tensor]:
@@ -220,6 +232,17 @@ class StepParts:
         self._hold_to(plan, report)
         self._guard.accept()
         self._guard.prepare()
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's generators, and leave them as they were found."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 def renewed_bounds(

@@ -108,6 +108,7 @@ class PrivateStep(StepParts):
         if training:
             if self.steps_taken >= self.trial.due_at and self.trial.hold(inputs, run):
                 self.enforcement.renew_leaves()
+            self._pass.enter_context(self.secret_draws())
             self.enforcement.begin_pass(inputs)
 
     def _check_inputs(self, inputs: tuple[Any, ...]) -> None:

@@ -260,3 +260,30 @@ def test_the_trainer_takes_any_network(tmp_path):
     again = trainer()
     assert again.fit(data()).resumed_from == 8
     assert again.engine.session.thresholds.values() == first.engine.session.thresholds.values()
+
+
+def test_masks_come_from_the_secret_key_and_not_from_seeds():
+    """Seeds that somebody sets change no mask; a step that is repeated draws the same ones."""
+
+    def masks(seed, insecure):
+        torch.manual_seed(0)
+        model, criterion = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5)), losses.CrossEntropy()
+        engine, optimizer, loader = enforced_run(
+            model, data(), criterion=criterion, lr=0.0, engine=PrivacyEngine(insecure_seed=insecure)
+        )  # fmt: skip
+        found = []
+        for x, y in loader:
+            torch.manual_seed(seed)
+            before = torch.random.get_rng_state()
+            output = model(x)
+            assert torch.equal(before, torch.random.get_rng_state())
+            criterion(output, y).backward()
+            optimizer.step()
+            found.append((output == 0).flatten())
+        return torch.cat(found)
+
+    first = masks(1, 5)
+    assert 0.3 < first.float().mean() < 0.7
+    assert torch.equal(first, masks(2, 5))
+    other = masks(1, 6)
+    assert other.shape != first.shape or not torch.equal(first, other)
