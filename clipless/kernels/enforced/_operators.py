@@ -39,9 +39,7 @@ def by_position(x: Tensor) -> Tensor:
     return x.unsqueeze(1) if x.ndim == 2 else x.flatten(1, -2)
 
 
-def weight_sum_of_linear(
-    cotangent: Tensor, x: Tensor, limit: Threshold
-) -> tuple[Tensor, Tensor]:
+def weight_sum_of_linear(cotangent: Tensor, x: Tensor, limit: Threshold) -> tuple[Tensor, Tensor]:
     """The weight's gradient, (out, in) in float64, from (batch, T, out) and (batch, T, in).
 
     With it, the norms of the examples' own gradients: see `weight_sum`.
@@ -68,9 +66,7 @@ def weight_sum_of_kernel(
     return _of_kernel(outer, inner, list(kernel.shape), geometry, limit)
 
 
-def summed_products(
-    cotangent: Tensor, x: Tensor, factors: Tensor, limit: Threshold
-) -> Tensor:
+def summed_products(cotangent: Tensor, x: Tensor, factors: Tensor, limit: Threshold) -> Tensor:
     """The sum of the examples' gradients of a linear weight, each times its factor, in float64."""
     if limit.traced is not None:
         weight: Tensor = torch.ops.clipless.linear_weight_sum(cotangent, x, factors, False)

@@ -123,9 +123,7 @@ def _tried_kernel() -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """The kernel, if it computes what it should here."""
     try:
         module = importlib.import_module("clipless.kernels.enforced._triton_sums")
-        g, x = (
-            torch.randn(20, 33, size, dtype=torch.bfloat16, device="cuda") for size in (40, 70)
-        )
+        g, x = (torch.randn(20, 33, size, dtype=torch.bfloat16, device="cuda") for size in (40, 70))
         factors = torch.rand(20, device="cuda")
         found = module.scaled_products(g, x, factors)
         expected = torch.einsum("b,bto,bti->oi", factors.double(), g.double(), x.double())

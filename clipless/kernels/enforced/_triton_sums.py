@@ -4,7 +4,7 @@
 `sum_i f_i (sum_t g_it x_it^T)`: a product for each example, in float32 from exact products, scaled
 and added to a tile of the weight's gradient. A float32 tile holds the sum of a few examples, each
 below its threshold already, so that its rounding is small against one of them; the tiles of all
-parts of the batch are added up in float64. What cancels within an example rounds that example alone.
+parts of the batch are added up in float64. What cancels within an example rounds it alone.
 """
 
 import torch
@@ -37,7 +37,7 @@ def _scaled_products(
     inn = (tl.program_id(0) % across) * tile_in + tl.arange(0, tile_in)
     part = tl.program_id(1)
     total = tl.zeros((tile_out, tile_in), dtype=tl.float32)
-    for example in range(0, at_once):
+    for example in range(at_once):
         # Behind the last example, the last one is read again, and counts nothing.
         row = tl.minimum(part * at_once + example, rows - 1)
         factor = tl.load(factors + row)

@@ -52,7 +52,7 @@ class Buckets:
         if len(sizes) and int(sizes.max()) > lengths[-1]:
             row = int(sizes.argmax())
             raise ValueError(
-                f"record {row} has {int(sizes[row])} entries, and the longest bucket {lengths[-1]}: "
+                f"record {row} has {int(sizes[row])} entries, the longest bucket {lengths[-1]}: "
                 "cut records to that length, or add a longer bucket"
             )
         object.__setattr__(self, "lengths", lengths)

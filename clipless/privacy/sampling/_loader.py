@@ -246,7 +246,7 @@ class PrivateLoader:
     def __len__(self) -> int:
         """Return the number of batches in an iteration; `TypeError` if that depends on the draw."""
         if self.buckets is not None:
-            raise TypeError("how many batches buckets take depends on the draw: use steps_per_epoch")
+            raise TypeError("the number of batches depends on the draw: use steps_per_epoch")
         if self._micro_batch_size is None:
             return self.steps_per_epoch
         if isinstance(self.sampling, PoissonSampling) and not self._padded:

@@ -32,8 +32,8 @@ from clipless.privacy._precision import arithmetic_slack
 from clipless.privacy._quantile_thresholds import QuantileThresholds, planned_queries
 from clipless.privacy.enforced._enforcement import ThresholdEnforcement
 from clipless.privacy.enforced._inputs import InputSpec, call
-from clipless.privacy.enforced._report import EnforcedReport, bounded_parameters
 from clipless.privacy.enforced._passes import PlannedUses
+from clipless.privacy.enforced._report import EnforcedReport, bounded_parameters
 from clipless.privacy.enforced._start import (
     notes_of,
     proved_report,

@@ -80,7 +80,7 @@ def test_counts_of_all_buckets_move_thresholds():
 
 
 def test_every_example_is_in_the_bucket_of_its_own_and_cut_to_it():
-    tokens, mask, labels, sizes = records()
+    tokens, _, _, sizes = records()
     buckets = Buckets(sizes, LENGTHS)
     engine = run(buckets)[1]
     loader = engine.session.loader
@@ -92,11 +92,10 @@ def test_every_example_is_in_the_bucket_of_its_own_and_cut_to_it():
         assert (sizes[sample.indices] <= sample.length).all()
         seen.add(sample.length)
     assert seen == set(LENGTHS)
-    assert mask.any() and labels.any()
 
 
 def test_a_replay_on_a_neighbour_finds_nothing():
-    """An emptied record keeps its place in its bucket: nothing else moves, and sums by the bound."""
+    """An emptied record keeps its place in its bucket: nothing else moves."""
     tokens, mask, labels, sizes = records()
 
     def train(rows):

@@ -268,7 +268,7 @@ def test_masks_come_from_the_secret_key_and_not_from_seeds():
     def masks(seed, insecure):
         torch.manual_seed(0)
         model, criterion = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5)), losses.CrossEntropy()
-        engine, optimizer, loader = enforced_run(
+        _, optimizer, loader = enforced_run(
             model, data(), criterion=criterion, lr=0.0, engine=PrivacyEngine(insecure_seed=insecure)
         )  # fmt: skip
         found = []
