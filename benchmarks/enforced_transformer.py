@@ -9,8 +9,9 @@ ghost clipping) takes its turns too where it is asked for and installed.
 
 On a GPU, the figures of the issue:
 
-    python benchmarks/enforced_transformer.py --compile --precision tf32 --batch 256 --tokens 128
-    python benchmarks/enforced_transformer.py --compile --precision bfloat16 --batch 256 --tokens 128
+    python benchmarks/enforced_transformer.py --compile --precision tf32 --batch 256 \
+        --tokens 128 --opacus hooks ghost
+    ... --compile --precision bfloat16 --batch 256 --tokens 128
     ... --adapters;  ... --model resnet --batch 512;  ... --model cnn --batch 512
 
 On a CPU: --batch 8 --tokens 32.

@@ -183,7 +183,8 @@ def main() -> None:
     settings = {key: str(value) for key, value in vars(options).items() if key != "data"}
     name = f"groupnorm-resnet-{options.device}" + "-plain" * options.plain
     save(
-        name + "-held-out" * options.held_out, {"rows": rows, "settings": settings},
+        name + "-held-out" * options.held_out,
+        {"rows": rows, "settings": settings},
         notes=f"{'held-out training' if options.held_out else 'test'} images; {len(data)} trained",
     )
 

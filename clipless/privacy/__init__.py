@@ -42,6 +42,7 @@ from clipless.privacy.enforced._validate import ParameterAnswer, ValidationRepor
 from clipless.privacy.noise._correlated_options import Correlated, planned_for
 from clipless.privacy.noise._scales import key_names, noise_names
 from clipless.privacy.sampling._batch_options import BatchOptions
+from clipless.privacy.sampling._buckets import Buckets
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.sampling._padding import Padding, padded_sampling
 from clipless.privacy.sampling._samplers import (
@@ -67,6 +68,7 @@ __all__ = [
     "ValidationReport",
     "ParameterAnswer",
     "BatchOptions",
+    "Buckets",
     "Users",
     "Plan",
     "PrivacyReport",

@@ -45,6 +45,7 @@ from clipless.privacy._schedule import Schedule
 from clipless.privacy.enforced._options import enforced_bounds
 from clipless.privacy.enforced._report import EnforcedReport
 from clipless.privacy.enforced._start import enforced_plan, thresholds_of
+from clipless.privacy.enforced._validate import exploding_bounds
 from clipless.privacy.noise._correlated_options import correlated_options
 from clipless.privacy.noise._scales import NoiseStrategy
 from clipless.privacy.sampling._batch_options import BatchOptions
@@ -89,6 +90,11 @@ def prepare(
     if loader.unit is not None and (options.compile or is_sharded(unwrap_module(module))):
         raise users_run_eagerly()
     settings = enforced_bounds(options.bounds)
+    if loader.buckets is not None and (settings is None or options.compile):
+        raise PrivacyError(
+            "Buckets are for bounds='enforced', uncompiled: proved bounds, and compiled code, are "
+            "for inputs of one shape. Pad all records to one length, or leave compile out."
+        )
     shape: Shape = ()
     if settings is None:
         shape = options.batches.input_shape or loader.input_shape or _example_shape(loader)
@@ -98,6 +104,9 @@ def prepare(
         else enforced_plan(module, loader, criterion=criterion, settings=settings, options=options)
     )
     _warn_of_unused(report)
+    if goal.noise_multiplier != 0:
+        for warning in exploding_bounds(report):
+            warnings.warn(warning, stacklevel=6)
     relation = relation_for(options.relation, loader.sampling)
     size = loader.sampling.dataset_size
     begun = plan_to_resume(resume_from)

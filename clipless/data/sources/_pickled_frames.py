@@ -35,8 +35,7 @@ def _index(kind: Any, described: dict[str, Any]) -> Any:
 
 
 def _known() -> dict[tuple[str, str], Callable[..., Any]]:
-    empty = np.empty(0)
-    rebuild, _, _ = empty.__reduce__()  # type: ignore[misc]
+    rebuild: Any = np.empty(0).__reduce__()[0]
     names: dict[tuple[str, str], Callable[..., Any]] = {
         ("builtins", "slice"): slice,
         ("numpy", "dtype"): np.dtype,

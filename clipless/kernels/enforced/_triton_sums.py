@@ -4,7 +4,7 @@
 `sum_i f_i (sum_t g_it x_it^T)`: a product for each example, in float32 from exact products, scaled
 and added to a tile of the weight's gradient. A float32 tile holds the sum of a few examples, each
 below its threshold already, so that its rounding is small against one of them; the tiles of all
-parts of the batch are added up in float64. What cancels within an example rounds that one alone.
+parts of the batch are added up in float64. What cancels within an example rounds it alone.
 """
 
 import torch

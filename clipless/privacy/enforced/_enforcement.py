@@ -14,7 +14,7 @@ from clipless.bounds import SensitivityReport
 from clipless.common import not_set_error
 from clipless.privacy._plan import Plan
 from clipless.privacy.enforced._calls import StandIns
-from clipless.privacy.enforced._passes import EnforcingPass
+from clipless.privacy.enforced._passes import EnforcingPass, PlannedUses
 from clipless.privacy.enforced._report import EnforcedReport
 from clipless.privacy.enforced._thresholds import EnforcedThresholds
 from clipless.privacy.enforced._traced import Casts, TracedPass
@@ -38,6 +38,7 @@ class ThresholdEnforcement(Enforcement):
         self._report: EnforcedReport | None = None
         self._room = 0.0
         self._traced: TracedPass | None = None
+        self._planned: PlannedUses | None = None
 
     def adopt(self, report: SensitivityReport, plan: Plan) -> None:
         """Hold gradients to the thresholds as they are now, from the next forward pass on."""
@@ -50,6 +51,10 @@ class ThresholdEnforcement(Enforcement):
         self._limits = self._thresholds.limits(self._room)
         if self._traced is not None:
             self._traced.adopt(self._limits)
+
+    def expect(self, planned: PlannedUses) -> None:
+        """Expect these uses from the next pass on: those of inputs of another length."""
+        self._planned = planned
 
     def traced_pass(self, casts: Casts) -> TracedPass:
         """Return the pass for a compiler, which may trace it while layers stand in (`stand_in`)."""
@@ -79,7 +84,8 @@ class ThresholdEnforcement(Enforcement):
             self.deliveries = Deliveries(self._trainable[0].device)
         self._stand_ins.begin(
             EnforcingPass(
-                self._model, self._report.proof.planned, limits=self._limits, places=self.places,
+                self._model, self._planned or self._report.proof.planned, limits=self._limits,
+                places=self.places,
                 batch=self.rows, deliveries=self.deliveries,
             )
         )  # fmt: skip

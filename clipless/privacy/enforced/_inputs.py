@@ -59,6 +59,21 @@ class InputSpec:
         """The tensors of a call, in the order of the spec."""
         return [*args, *(value for value in named.values() if isinstance(value, Tensor))]
 
+    def differs_in_length(self, other: InputSpec, lengths: Sequence[int]) -> bool:
+        """Whether it is the other one, but for the first axis of tensors, which have one length."""
+        if self._kinds() != other._kinds():
+            return False
+        found = set[int]()
+        for own, known in zip(self.shapes, other.shapes, strict=True):
+            if own != known:
+                if not own or not known or own[1:] != known[1:]:
+                    return False
+                found.add(own[0])
+        return len(found) == 1 and found <= set(lengths)
+
+    def _kinds(self) -> tuple[Any, ...]:
+        return self.count, self.names, self.dtypes, self.flags, len(self.shapes)
+
     def random(self, batch: int, device: torch.device) -> list[Tensor]:
         """Inputs of ordinary size: normal numbers, tokens 0 and 1, flags."""
         generator = torch.Generator().manual_seed(0)
@@ -68,6 +83,8 @@ class InputSpec:
                 drawn = torch.randn((batch, *shape), generator=generator).to(dtype)
             else:
                 drawn = torch.randint(0, 2, (batch, *shape), generator=generator).to(dtype)
+                if shape:  # masks that keep something
+                    drawn.select(1, 0).fill_(1)
             found.append(drawn.to(device))
         return found
 

@@ -14,6 +14,7 @@ from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._plan import Plan
 from clipless.privacy.enforced._inputs import InputSpec, spec_of_batch
 from clipless.privacy.enforced._options import EnforcedBounds
+from clipless.privacy.enforced._passes import PlannedUses
 from clipless.privacy.enforced._proof import prove_rows_apart
 from clipless.privacy.enforced._report import (
     EnforcedReport,
@@ -48,6 +49,23 @@ def proved_report(
     """Prove that examples stay apart on such inputs, and return the bounds."""
     proof = prove_rows_apart(model, spec, exact=settings.exact_norms)
     return enforced_report(model, proof, settings=settings, loss=criterion)
+
+
+def proved_uses(
+    model: nn.Module, spec: InputSpec, criterion: Loss, report: EnforcedReport
+) -> PlannedUses:
+    """Prove that examples stay apart on inputs of another length, under the bounds of a report."""
+    proof = prove_rows_apart(model, spec, exact=report.settings.exact_norms)
+    uses = {name: len(each) for name, each in proof.planned.uses.items()}
+    known = {name: len(each) for name, each in report.proof.planned.uses.items()}
+    constant = criterion.lipschitz_for(proof.output_shape)
+    if uses != known or constant > report.loss_lipschitz * (1 + 1e-9):
+        raise PrivacyError(
+            "on sequences of another length the model uses its parameters more or less often, or "
+            "its loss has a larger constant: bounds of one length do not hold for the other. Pad "
+            "all records to one length."
+        )
+    return proof.planned
 
 
 def thresholds_of(model: nn.Module, report: EnforcedReport, plan: Plan) -> EnforcedThresholds:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -147,10 +147,10 @@ class _Collected(torch.autograd.Function):
 @contextmanager
 def _holding(model: nn.Module, stand_for: Mapping[int, Tensor]) -> Iterator[None]:
     """Let tensors stand for a model's parameters and buffers."""
-    before = [
+    before: list[tuple[dict[str, Any], str, Tensor]] = [
         (table, name, own)
         for module in model.modules()
-        for table in (module._parameters, module._buffers)
+        for table in cast(Any, (module._parameters, module._buffers))
         for name, own in table.items()
         if own is not None and id(own) in stand_for
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from clipless.bounds import sensitivity, unwrap_module
+from clipless.bounds import SensitivityReport, sensitivity, unwrap_module
 from clipless.errors import CliplessError, PrivacyError
 from clipless.privacy.enforced._calls import layers_with_thresholds
 from clipless.privacy.enforced._inputs import InputSpec, spec_of_batch
@@ -179,8 +179,13 @@ def _exploding(model: nn.Module, shape: Any, loss: float) -> tuple[str, ...]:
         report = sensitivity(model, loss=loss, input_shape=shape)
     except (CliplessError, ValueError):
         return ()
+    return exploding_bounds(report)
+
+
+def exploding_bounds(report: SensitivityReport) -> tuple[str, ...]:
+    """Return what to say of proved bounds under whose noise nothing is learnt; nothing if fine."""
     largest = max(report.gradient_bounds.values(), default=0.0)
-    if largest <= _EXPLODED * loss:
+    if not report.nodes or largest <= _EXPLODED * report.loss_lipschitz:
         return ()
     grown = max(report.nodes, key=lambda node: max(node.lipschitz, default=0.0))
     worst = max(report.gradient_bounds, key=lambda name: report.gradient_bounds[name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clipless.bounds import Shape
+from clipless.privacy.sampling._buckets import Buckets
 from clipless.privacy.sampling._views import Augment
 
 
@@ -29,6 +30,8 @@ class BatchOptions:
             batch; they follow each other, and the other parts of the batch are repeated.
             Sensitivity, noise and epsilon do not change; memory and time do. Sizes of samples and
             micro-batches count examples.
+        buckets: sequences by their lengths, which are public to within a bucket (`Buckets`): the
+            batches of a step are shorter for shorter ones. For `bounds="enforced"`.
         input_shape: shape of one example, for which bounds are proved; by default that of the first
             one in the data.
 
@@ -42,4 +45,5 @@ class BatchOptions:
     sizes: int | None = None
     augment: Augment | None = None
     views: int | None = None
+    buckets: Buckets | None = None
     input_shape: Shape | None = None

@@ -33,6 +33,7 @@ class StepSample:
     `views`: how many rows an example has, one after the other.
     `users`: if users are sampled, whose each example is, by number; None if examples are.
     `shares`: then float32 `[rows]`, at most one over the number of examples of the row's user.
+    `length`: of the sequences in this batch, if they are in buckets (`Buckets`).
     `origin`: stands for the loader that drew it, and no other one.
 
     Which examples a step used, and how many, is private: this is for the training loop's own
@@ -50,6 +51,7 @@ class StepSample:
     origin: object = None
     users: torch.Tensor | None = None
     shares: torch.Tensor | None = None
+    length: int | None = None
 
     def __deepcopy__(self, memo: Any) -> StepSample:
         return self

@@ -137,6 +137,7 @@ class PrivateLoader:
         self.unit = unit
         """Who is sampled, if not examples."""
         self._views = Views(augment=batches.augment, views=batches.views)
+        self.buckets = batches.buckets
         self.input_shape = batches.input_shape
         """The shape of an example, if it was given."""
         self._rank, self._world_size = rank, world_size
@@ -195,6 +196,11 @@ class PrivateLoader:
     def _check_augmentation(self, batches: BatchOptions) -> None:
         if batches.augment is not None:
             self._views.check(self._source.first())
+        if self.buckets is not None:
+            self.buckets.check(
+                self._source, padded=self.padding is not None, users=self.unit is not None,
+                processes=self._world_size,
+            )  # fmt: skip
 
     @property
     def sampling(self) -> Sampling:
@@ -259,6 +265,8 @@ class PrivateLoader:
 
     def __len__(self) -> int:
         """Return the number of batches in an iteration; `TypeError` if that depends on the draw."""
+        if self.buckets is not None:
+            raise TypeError("the number of batches depends on the draw: use steps_per_epoch")
         if self._micro_batch_size is None:
             return self.steps_per_epoch
         drawn = isinstance(self.sampling, PoissonSampling | CyclicPoissonSampling)
@@ -286,6 +294,8 @@ class PrivateLoader:
             for sample, batch in self._source.batches(self._draw(steps)):
                 self._sampler.advance(sample.step + 1)
                 self.current = sample
+                if self.buckets is not None and sample.length is not None:
+                    batch = self.buckets.cut(batch, sample.length)
                 if self._views.augments:
                     part = f"augmentation/{self._rank}/{sample.micro_batch}"
                     seed = self._sampler.seed_for(part, step=sample.step)
@@ -320,7 +330,9 @@ class PrivateLoader:
                 "padding": self.padding,
                 "device": self._source.device,
             }
-            if self.unit is None:
+            if self.buckets is not None:
+                samples = self.buckets.split(frame, micro_batch_size=self._micro_batch_size)
+            elif self.unit is None:
                 samples = split_step(frame, **cut)
             else:
                 source = partial(self._sampler.words_for, step=step)

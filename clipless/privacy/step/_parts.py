@@ -33,8 +33,14 @@ from clipless.privacy._precision import arithmetic_slack
 from clipless.privacy._quantile_thresholds import QuantileThresholds, planned_queries
 from clipless.privacy.enforced._enforcement import ThresholdEnforcement
 from clipless.privacy.enforced._inputs import InputSpec, call
+from clipless.privacy.enforced._passes import PlannedUses
 from clipless.privacy.enforced._report import EnforcedReport, bounded_parameters
-from clipless.privacy.enforced._start import notes_of, proved_report, thresholds_of
+from clipless.privacy.enforced._start import (
+    notes_of,
+    proved_report,
+    proved_uses,
+    thresholds_of,
+)
 from clipless.privacy.enforced._thresholds import EnforcedThresholds
 from clipless.privacy.noise._correlated import CorrelatedNoise
 from clipless.privacy.sampling._loader import PrivateLoader
@@ -98,6 +104,9 @@ class StepParts:
             model, self._trainable, precision=plan.precision, projection=projection, group=group
         )
         self._graph: TracedModel | None = None
+        self._spec_of_pass: InputSpec | None = None
+        self._uses_by_length: dict[InputSpec, PlannedUses] = {}
+        """Of enforced bounds: what the model is called on, and what it does, by length."""
         self._hold_to(plan, report)
         self._followers: QuantileThresholds | EnforcedThresholds | None = self.thresholds
         if plan.queries and self.thresholds is None:
@@ -132,6 +141,7 @@ class StepParts:
         self.enforcement = ThresholdEnforcement(
             self.model, self._trainable, self.thresholds, report.settings.exact_norms
         )
+        self._uses_by_length.clear()
         self._hold_to(self.thresholds.applied(self.plan), report)
 
     def move_thresholds(self) -> None:
@@ -191,17 +201,39 @@ class StepParts:
         tensors = spec.tensors(inputs, named)
         if any(each.grad_fn is not None for each in tensors):
             raise refusals.computed_input()
+        self._spec_of_pass = spec
+        if self.loader.buckets is not None and self._is_of_another_length(spec):
+            return tensors
         if spec != report.proof.spec:
             if self.steps_taken or self._book.progress is not None:
                 raise refusals.other_inputs(spec, report.proof.spec)
             self.prove_again(spec)
         return tensors
 
+    def _is_of_another_length(self, spec: InputSpec) -> bool:
+        """Expect what the model does on sequences of this length, if that is all that is new."""
+        report, buckets = self.report, self.loader.buckets
+        if not isinstance(report, EnforcedReport) or buckets is None:
+            return False
+        enforcement = self.enforcement
+        if not isinstance(enforcement, ThresholdEnforcement):
+            raise not_set_error("enforced bounds")
+        known = report.proof.spec
+        if spec != known and not spec.differs_in_length(known, buckets.lengths):
+            return False
+        if spec not in self._uses_by_length:
+            planned = report.proof.planned
+            if spec != known:
+                planned = proved_uses(self.model, spec, self.criterion, report)
+            self._uses_by_length[spec] = planned
+        enforcement.expect(self._uses_by_length[spec])
+        return True
+
     def _renew_bounds(self) -> None:
         """The model has changed since the plan was made: prove its bounds anew."""
         self.trial.draws = None
         if isinstance(self.report, EnforcedReport):
-            self.prove_again(self.report.proof.spec)
+            self.prove_again(self._spec_of_pass or self.report.proof.spec)
             self._guard.accept()
             self._guard.prepare()
             return

@@ -1,4 +1,4 @@
-"""The GPU's sum of scaled products: run by Triton's interpreter here, on a GPU where there is one."""
+"""The GPU's sum of scaled products, run by Triton's interpreter, and on a GPU if there is one."""
 
 import subprocess
 import sys

@@ -78,10 +78,12 @@ def encoder(rng):
 class Cross(nn.Module):
     """Learned queries attend to the input; separate projections."""
 
-    def __init__(self, bias):
+    def __init__(self, bias, **options):
         super().__init__()
         self.queries = nn.Parameter(torch.randn(1, 2, 6))
-        self.attention = nn.MultiheadAttention(6, 2, kdim=4, vdim=4, bias=bias, batch_first=True)
+        self.attention = nn.MultiheadAttention(
+            6, 2, kdim=4, vdim=4, bias=bias, batch_first=True, **options
+        )
         self.key, self.head = nn.Linear(6, 4), nn.Linear(6, CLASSES)
 
     def forward(self, x):
@@ -91,7 +93,8 @@ class Cross(nn.Module):
 
 
 def cross(rng):
-    return Cross(rng.random() < 0.5), _sequences
+    more, zero = rng.random() < 0.5, rng.random() < 0.5
+    return Cross(rng.random() < 0.5, add_bias_kv=more, add_zero_attn=zero), _sequences
 
 
 class Vision(nn.Module):
@@ -120,8 +123,12 @@ def vision(rng):
 def recurrent(rng):
     kind = rng.choice([nn.LSTM, nn.GRU, nn.RNN])
     both = rng.random() < 0.5
-    body = kind(6, 4, num_layers=rng.choice([1, 2]), bidirectional=both, batch_first=True)
-    return Pooled(body, 8 if both else 4), _sequences
+    options = {"proj_size": 3} if kind is nn.LSTM and rng.random() < 0.5 else {}
+    body = kind(
+        6, 4, num_layers=rng.choice([1, 2]), bidirectional=both, batch_first=True, **options
+    )
+    width = options.get("proj_size", 4)
+    return Pooled(body, 2 * width if both else width), _sequences
 
 
 class Text(nn.Module):

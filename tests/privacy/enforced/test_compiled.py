@@ -1,4 +1,4 @@
-"""Enforced bounds in compiled passes and in bfloat16: the same limits, the same sums, same counts."""
+"""Enforced bounds in compiled passes and in bfloat16: the same limits, sums and counts."""
 
 import random
 

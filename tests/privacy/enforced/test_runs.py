@@ -103,8 +103,15 @@ def test_the_budget_is_found_and_kept():
     assert engine.ledger.releases == 10
 
 
-@pytest.mark.parametrize("noise", ["optimal", "global", "per_layer"])
-def test_a_replay_on_a_neighbour_finds_nothing(noise):
+@pytest.mark.parametrize(
+    ("noise", "precision", "compile"),
+    [
+        ("optimal", "float32", False), ("global", "float32", False),
+        ("per_layer", "float32", False), ("optimal", "bfloat16", False),
+        ("optimal", "float32", "aot_eager"),
+    ],
+)  # fmt: skip
+def test_a_replay_on_a_neighbour_finds_nothing(noise, precision, compile):
     def run(rows):
         model, criterion = network(), losses.CrossEntropy()
         engine = PrivacyEngine()
@@ -112,7 +119,10 @@ def test_a_replay_on_a_neighbour_finds_nothing(noise):
             module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
             criterion=criterion, data_loader=DataLoader(rows, batch_size=20),
             noise_multiplier=1.0, bounds="enforced",
-            options=PrivacyOptions(noise=noise, batches=BatchOptions(micro_batch_size=8)),
+            compile=compile,
+            options=PrivacyOptions(
+                noise=noise, batches=BatchOptions(micro_batch_size=8), precision=precision
+            ),
         )  # fmt: skip
         for _ in range(2):
             optimizer.zero_grad()
@@ -250,3 +260,30 @@ def test_the_trainer_takes_any_network(tmp_path):
     again = trainer()
     assert again.fit(data()).resumed_from == 8
     assert again.engine.session.thresholds.values() == first.engine.session.thresholds.values()
+
+
+def test_masks_come_from_the_secret_key_and_not_from_seeds():
+    """Seeds that somebody sets change no mask; a step that is repeated draws the same ones."""
+
+    def masks(seed, insecure):
+        torch.manual_seed(0)
+        model, criterion = nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5)), losses.CrossEntropy()
+        _, optimizer, loader = enforced_run(
+            model, data(), criterion=criterion, lr=0.0, engine=PrivacyEngine(insecure_seed=insecure)
+        )  # fmt: skip
+        found = []
+        for x, y in loader:
+            torch.manual_seed(seed)
+            before = torch.random.get_rng_state()
+            output = model(x)
+            assert torch.equal(before, torch.random.get_rng_state())
+            criterion(output, y).backward()
+            optimizer.step()
+            found.append((output == 0).flatten())
+        return torch.cat(found)
+
+    first = masks(1, 5)
+    assert 0.3 < first.float().mean() < 0.7
+    assert torch.equal(first, masks(2, 5))
+    other = masks(1, 6)
+    assert other.shape != first.shape or not torch.equal(first, other)

@@ -3,6 +3,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import clipless
 from clipless import nn as lip
@@ -51,6 +52,13 @@ def test_bounds_that_explode_are_told_before_training():
     (warning,) = clipless.validate(model, torch.zeros(1, 8)).warnings
     assert "bounds explode" in warning
     assert "SpectralLinear), 10" in warning
+    data = TensorDataset(torch.randn(40, 8), torch.zeros(40).long())
+    with pytest.warns(UserWarning, match=r"bounds explode.*SpectralLinear\), 10"):
+        clipless.PrivacyEngine(insecure_seed=0).make_private(
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            criterion=clipless.losses.CrossEntropy(), noise_multiplier=1.0,
+            data_loader=DataLoader(data, batch_size=10),
+        )  # fmt: skip
 
 
 def test_the_command_line_prints_it(capsys):

@@ -21,20 +21,20 @@ def multihead_attention(
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """As `torch.nn.MultiheadAttention`, for (batch, T, E), or (T, batch, E) as it was made."""
-    if module.bias_k is not None or module.add_zero_attn or query.ndim != 3:
+    if query.ndim != 3:
         raise UnsupportedOperationError(
-            "MultiheadAttention is bounded on batches of shape (batch, T, E), without add_bias_kv "
-            "and add_zero_attn."
+            "MultiheadAttention was called on one example: give it a batch, (batch, T, E)."
         )
     alike = query is key and key is value
     if not module.batch_first:
         query, key, value = (each.transpose(0, 1) for each in (query, key, value))
     heads, size = module.num_heads, module.embed_dim // module.num_heads
-    q, k, v = (
-        each.unflatten(-1, (heads, size)).transpose(1, 2)
-        for each in _projections(module, of, exact, query, key, value, alike=alike)
-    )
+    q, k, v = _projections(module, of, exact, query, key, value, alike=alike)
+    k, v, added = _with_more_keys(module, of, k, v)
+    q, k, v = (each.unflatten(-1, (heads, size)).transpose(1, 2) for each in (q, k, v))
     mask = _mask(module, attn_mask, key_padding_mask, q)
+    if mask is not None and added:
+        mask = F.pad(mask, (0, added))
     dropout = module.dropout if module.training else 0.0
     weights: Tensor | None = None
     if need_weights:
@@ -48,6 +48,21 @@ def multihead_attention(
     output = output.transpose(1, 2).flatten(-2)
     output = use_linear(of, output, module.out_proj.weight, module.out_proj.bias, exact)
     return (output if module.batch_first else output.transpose(0, 1)), weights
+
+
+def _with_more_keys(
+    module: nn.MultiheadAttention, of: LayerPass, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor, int]:
+    """Keys and values with those that `add_bias_kv` and `add_zero_attn` put behind them."""
+    added = 0
+    if module.bias_k is not None and module.bias_v is not None:
+        more = [of.copies(each).copies.flatten(1, 2) for each in (module.bias_k, module.bias_v)]
+        k, v = torch.cat((k, more[0]), dim=1), torch.cat((v, more[1]), dim=1)
+        added += 1
+    if module.add_zero_attn:
+        k, v = (torch.cat((each, torch.zeros_like(each[:, :1])), dim=1) for each in (k, v))
+        added += 1
+    return k, v, added
 
 
 def _projections(

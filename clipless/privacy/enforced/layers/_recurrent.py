@@ -9,6 +9,7 @@ and brings each step's cotangent to the weight.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,10 +28,10 @@ def recurrent(
     module: Any, of: LayerPass, exact: bool | None, input: Any, hx: Any = None
 ) -> tuple[Tensor, Any]:
     """As `torch.nn.LSTM`, `GRU` and `RNN` on (batch, T, in), or (T, batch, in) as it was made."""
-    if not isinstance(input, Tensor) or input.ndim != 3 or module.proj_size:
+    if not isinstance(input, Tensor) or input.ndim != 3:
         raise UnsupportedOperationError(
-            f"{type(module).__name__} is bounded on tensors of shape (batch, T, features), without "
-            "proj_size: pad sequences instead of packing them, which mixes them along one axis."
+            f"{type(module).__name__} is bounded on tensors of shape (batch, T, features): pad "
+            "sequences instead of packing them, which mixes them along one axis."
         )
     lstm = isinstance(module, nn.LSTM)
     x = input if module.batch_first else input.transpose(0, 1)
@@ -41,10 +42,10 @@ def recurrent(
         found = []
         for direction in range(directions):
             suffix = f"_l{layer}" + ("_reverse" if direction else "")
-            size = module.hidden_size
+            sizes = [module.proj_size or module.hidden_size, module.hidden_size][: 1 + lstm]
             place = layer * directions + direction
             begin = (
-                tuple(x.new_zeros(x.shape[0], size) for _ in range(1 + lstm))
+                tuple(x.new_zeros(x.shape[0], size) for size in sizes)
                 if given is None else tuple(each[place] for each in given)
             )  # fmt: skip
             steps = x.flip(1) if direction else x
@@ -66,29 +67,44 @@ def _one_direction(
     bias_ih = bias_hh = None
     if module.bias:
         bias_ih, bias_hh = (getattr(module, name + suffix) for name in ("bias_ih", "bias_hh"))
+    weight_hr = getattr(module, "weight_hr" + suffix) if module.proj_size else None
     arriving = use_linear(of, x, weight_ih, bias_ih, exact)
     weight, bias = weight_hh.detach(), None if bias_hh is None else bias_hh.detach()
+    projection = None if weight_hr is None else weight_hr.detach()
     with torch.no_grad():
-        states = _run(module, arriving, weight, bias, begin, None)[0]
+        states, whole, _ = _run(module, arriving, (weight, bias, projection), begin)
         before = torch.cat((begin[0].unsqueeze(1), states[:, :-1]), dim=1)
     product = use_linear(of, before.detach(), weight_hh, bias_hh, exact)
-    outputs, end = _run(module, arriving, weight, bias, begin, product - product.detach())
+    gradients = [product - product.detach()]
+    if weight_hr is not None:
+        product = use_linear(of, whole.detach(), weight_hr, None, exact)
+        gradients.append(product - product.detach())
+    outputs, _, end = _run(module, arriving, (weight, bias, projection), begin, gradients)
     return outputs, end
 
 
 def _run(
-    module: Any, arriving: Tensor, weight: Tensor, bias: Tensor | None, state: State,
-    gradients: Tensor | None,
-) -> tuple[Tensor, State]:  # fmt: skip
-    """All steps; `gradients` is zero, and what each step adds to the product with its state."""
-    outputs = []
+    module: Any, arriving: Tensor, weights: Sequence[Any], state: State,
+    gradients: Sequence[Tensor] = (),
+) -> tuple[Tensor, Tensor, State]:  # fmt: skip
+    """All steps: the outputs, what they are before a projection, and the end.
+
+    `gradients` are zero, and what each step adds to the products with its state.
+    """
+    outputs, whole = [], []
+    weight, bias, projection = weights
     for step in range(arriving.shape[1]):
         recurrent = F.linear(state[0], weight, bias)
-        if gradients is not None:
-            recurrent = recurrent + gradients[:, step]
+        if gradients:
+            recurrent = recurrent + gradients[0][:, step]
         state = _cell(module, arriving[:, step], recurrent, state)
+        if projection is not None:
+            whole.append(state[0])
+            output = F.linear(state[0], projection)
+            state = ((output + gradients[1][:, step]) if gradients else output, *state[1:])
         outputs.append(state[0])
-    return torch.stack(outputs, dim=1), state
+    found = torch.stack(outputs, dim=1)
+    return found, torch.stack(whole, dim=1) if whole else found, state
 
 
 def _cell(module: Any, arriving: Tensor, recurrent: Tensor, state: State) -> State:
