@@ -62,7 +62,7 @@ def test_kernels_that_compute_something_else_are_found_out_at_first_use(monkeypa
     calls = []
 
     def wrong(cotangent, x, what, shares, kind):
-        total, outside = right(cotangent, x, what, shares, 0)
+        total, outside = right(cotangent, x, what, shares)
         calls.append(len(x))
         total[0, 0, 0, 0, 0] += wrong.by
         return total, outside
@@ -107,7 +107,7 @@ def test_kernels_on_a_gpu_are_the_twin(inputs, outputs, size, windows, groups, l
     for limit in (1e-2, 1e3):
         what = _weights._described(cotangent, x, windows, groups, limit, multiple=16)
         mine = _weights._by_kernels(cotangent, x, what, None, kind)
-        twin = _weights._by_torch(cotangent, x, what, None, 0)
+        twin = _weights._by_torch(cotangent, x, what, None)
         assert torch.equal(mine[0], twin[0])
         assert torch.equal(mine[1], twin[1])
 
