@@ -158,6 +158,7 @@ def _none(cotangent: Tensor) -> Tensor:
     return cotangent.new_zeros(len(cotangent), dtype=torch.bool)
 
 
+@torch.no_grad()
 def _weight_sum(
     cotangent: Tensor, x: Tensor, windows: Windows, groups: int,
     limit: float, shares: Tensor | None,
