@@ -11,8 +11,9 @@ what may still be too large is cut towards zero, which makes every entry smaller
 no slack.
 
 Rounding is stochastic, which keeps sums unbiased where the grid is coarse. Its bits are a hash of
-the entry and its place. They are no secret: bounds hold whatever they are, and a row's depend on
-nothing but the row and its place, so that neighbours agree on all rows but one.
+the scaled entry and its place in the row. They are no secret: bounds hold whatever they are, and a
+row's depend on nothing but the row, so that neighbours agree on all rows but one, and the sum is
+the same in whatever order and whatever batches rows are taken.
 
 This file is the arithmetic of `_triton_exact`, bit for bit, in torch's operators.
 """
@@ -99,7 +100,6 @@ def input_integers(
     padding: tuple[int, int],
     layout: Layout,
     counts: Tensor | None,
-    first_row: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Round (batch, channels, height, width) to (batch, height, width, groups, channels) of int64.
 
@@ -109,7 +109,7 @@ def input_integers(
     laid = _laid_out(x, padding, layout)
     largest, usable = _largest(laid)
     multiplier = _where_usable(usable, _quotient(LARGEST_INPUT * FRACTION, _ones(usable, largest)))
-    rounded = _rounded(laid, multiplier, first_row, LARGEST_INPUT)
+    rounded = _rounded(laid, multiplier, LARGEST_INPUT)
     if counts is None:
         return rounded, multiplier, _squares(rounded)
     lines = rounded.square().flatten(3).sum(dim=3)
@@ -124,7 +124,6 @@ def cotangent_integers(
     shares: Tensor | None,
     *,
     layout: Layout,
-    first_row: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Round cotangents such that no row exceeds its bound, given its activations' integers.
 
@@ -142,16 +141,17 @@ def cotangent_integers(
     wanted = wanted / _ones(usable, multiplier)
     most = _quotient(LARGEST_COTANGENT * FRACTION, _ones(usable, largest))
     multiplier = _where_usable(usable, torch.minimum(wanted, most))
-    rounded = _rounded(laid, multiplier, first_row, LARGEST_COTANGENT)
+    rounded = _rounded(laid, multiplier, LARGEST_COTANGENT)
     found = _squares(rounded)
     outside = (found > allowed) | (wanted > most) | ~(largest < torch.inf)
     if bool((found > allowed).any()):
-        room, root = allowed.float(), allowed.float().sqrt()
+        room = allowed.float()
+        root = _root(room)
         target = torch.maximum(((room - grid.reserve) - root) - root, 0.5 * room)
-        smaller = torch.where(found > allowed, (target / _ones(found > 0, found.float())).sqrt(), 1)
-        rounded = _rounded(laid, multiplier * smaller, first_row, LARGEST_COTANGENT)
+        smaller = torch.where(found > allowed, _root(target / _ones(found > 0, found.float())), 1.0)
+        rounded = _rounded(laid, multiplier * smaller, LARGEST_COTANGENT)
         found = _squares(rounded)
-        cut = (room / _ones(found > 0, found.float())).sqrt() * _MARGIN
+        cut = _root(room / _ones(found > 0, found.float())) * _MARGIN
         towards_zero = (rounded.float() * _by_row(cut, rounded)).to(torch.int64)
         rounded = torch.where(_by_row(found > allowed, rounded), towards_zero, rounded)
     return rounded, outside
@@ -177,23 +177,23 @@ def _largest(laid: Tensor) -> tuple[Tensor, Tensor]:
     return largest, (largest >= LEAST) & (largest < torch.inf)
 
 
-def _rounded(laid: Tensor, multiplier: Tensor, first_row: int, most: int) -> Tensor:
-    rows = laid.shape[0]
+def _rounded(laid: Tensor, multiplier: Tensor, most: int) -> Tensor:
     used = _by_row(multiplier > 0, laid)
-    whole = torch.where(used, laid * _by_row(multiplier, laid), 0.0).to(torch.int64)
-    row = torch.arange(first_row, first_row + rows, device=laid.device)
-    place = torch.arange(laid[0].numel() if rows else 0, device=laid.device)
-    bits = laid.contiguous().view(torch.int32).to(torch.int64)
-    mixed = (
-        bits ^ _by_row(row * 0x85EBCA77, bits) ^ (place * 0x9E3779B1).view(bits.shape[1:])
-    ) & _MASK
+    scaled = torch.where(used, laid * _by_row(multiplier, laid), 0.0).contiguous()
+    place = torch.arange(laid.shape[1:].numel(), device=laid.device).view(laid.shape[1:])
+    mixed = (scaled.view(torch.int32).to(torch.int64) ^ (place * 0x9E3779B1)) & _MASK
     mixed = ((mixed ^ (mixed >> 16)) * 0x7FEB352D) & _MASK
     mixed = ((mixed ^ (mixed >> 15)) * 0x846CA68B) & _MASK
-    return ((whole + (mixed >> 16)) >> 16).clamp(-most, most)
+    return ((scaled.to(torch.int64) + (mixed >> 16)) >> 16).clamp(-most, most)
 
 
 def _squares(rounded: Tensor) -> Tensor:
     return rounded.square().flatten(1).sum(dim=1)
+
+
+def _root(values: Tensor) -> Tensor:
+    """The square root, rounded once: that of float32 numbers on a CPU may be off by two digits."""
+    return values.double().sqrt().float()
 
 
 def _by_row(values: Tensor, like: Tensor) -> Tensor:

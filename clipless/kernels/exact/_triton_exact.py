@@ -71,16 +71,14 @@ def _entries(
 
 
 @jit
-def _integers(value, multiplier, row, place, most: constexpr):
+def _integers(value, multiplier, place, most: constexpr):
     """Entries times a multiplier for each row, rounded by a hash of their bits and places."""
     used = tl.where(multiplier > 0.0, multiplier, 0.0)
-    whole = tl.where(used[:, None] > 0.0, value * used[:, None], 0.0).to(tl.int32)
-    mixed = value.to(tl.uint32, bitcast=True)
-    mixed = mixed ^ (row.to(tl.uint32) * 0x85EBCA77)[:, None]
-    mixed = mixed ^ (place.to(tl.uint32) * 0x9E3779B1)[None, :]
+    scaled = tl.where(used[:, None] > 0.0, value * used[:, None], 0.0)
+    mixed = scaled.to(tl.uint32, bitcast=True) ^ (place.to(tl.uint32) * 0x9E3779B1)[None, :]
     mixed = (mixed ^ (mixed >> 16)) * 0x7FEB352D
     mixed = (mixed ^ (mixed >> 15)) * 0x846CA68B
-    rounded = (whole + (mixed >> 16).to(tl.int32)) >> 16
+    rounded = (scaled.to(tl.int32) + (mixed >> 16).to(tl.int32)) >> 16
     return tl.minimum(tl.maximum(rounded, -most), most)
 
 
@@ -93,7 +91,7 @@ def _largest(largest, value):
 
 @jit
 def _round_inputs(
-    x, integers, multipliers, squares, counts, rows, first_row, size, row_stride, channel_stride,
+    x, integers, multipliers, squares, counts, rows, size, row_stride, channel_stride,
     line_stride, column_stride, height, width, wide, pad_height, pad_width, least,
     groups: constexpr, channels: constexpr, padded: constexpr, most: constexpr,
     fraction: constexpr, counted: constexpr, block_rows: constexpr, block: constexpr,
@@ -119,7 +117,7 @@ def _round_inputs(
             groups, channels, padded, block_rows, block,
         )  # fmt: skip
         place = start + tl.arange(0, block)
-        rounded = _integers(value, multiplier, first_row + row, place, most)
+        rounded = _integers(value, multiplier, place, most)
         squared = (rounded * rounded).to(tl.int64)
         if counted:
             position = place // (groups * padded)
@@ -134,7 +132,7 @@ def _round_inputs(
 
 @jit
 def _cotangents_pass(
-    x, integers, multiplier, cut, rows, first, first_row, size, row_stride, channel_stride,
+    x, integers, multiplier, cut, rows, first, size, row_stride, channel_stride,
     line_stride, column_stride, height, width,
     groups: constexpr, channels: constexpr, padded: constexpr, most: constexpr,
     block_rows: constexpr, block: constexpr,
@@ -148,7 +146,7 @@ def _cotangents_pass(
             height, width, width, 0, 0, start, groups, channels, padded, block_rows, block,
         )  # fmt: skip
         place = start + tl.arange(0, block)
-        rounded = _integers(value, multiplier, first_row + row, place, most)
+        rounded = _integers(value, multiplier, place, most)
         smaller = (rounded.to(tl.float32) * cut[:, None]).to(tl.int32)
         rounded = tl.where((cut < 1.0)[:, None], smaller, rounded)
         total += tl.sum((rounded * rounded).to(tl.int64), 1)
@@ -164,7 +162,7 @@ def _cotangents_pass(
 
 @jit
 def _round_cotangents(
-    x, integers, multipliers, squares, shares, bounds, outside, rows, first_row, size, square,
+    x, integers, multipliers, squares, shares, bounds, outside, rows, size, square,
     row_stride, channel_stride, line_stride, column_stride, height, width, wanted, reserve, least,
     shrink,
     groups: constexpr, channels: constexpr, padded: constexpr, most: constexpr,
@@ -195,7 +193,7 @@ def _round_cotangents(
     multiplier = tl.where(usable, tl.minimum(full, highest), 0.0)
     ones = tl.full((block_rows,), 1.0, dtype=tl.float32)
     found = _cotangents_pass(
-        x, integers, multiplier, ones, rows, first, first_row, size, row_stride, channel_stride,
+        x, integers, multiplier, ones, rows, first, size, row_stride, channel_stride,
         line_stride, column_stride, height, width,
         groups, channels, padded, most, block_rows, block,
     )  # fmt: skip
@@ -209,7 +207,7 @@ def _round_cotangents(
         smaller = tl.where(found > allowed, tl.sqrt_rn(tl.div_rn(target, again)), 1.0)
         multiplier = multiplier * smaller
         found = _cotangents_pass(
-            x, integers, multiplier, ones, rows, first, first_row, size, row_stride,
+            x, integers, multiplier, ones, rows, first, size, row_stride,
             channel_stride, line_stride, column_stride, height, width,
             groups, channels, padded, most, block_rows, block,
         )  # fmt: skip
@@ -218,7 +216,7 @@ def _round_cotangents(
             cut = tl.sqrt_rn(tl.div_rn(room, again)) * shrink
             cut = tl.where(found > allowed, cut, 1.0)
             _cotangents_pass(
-                x, integers, multiplier, cut, rows, first, first_row, size, row_stride,
+                x, integers, multiplier, cut, rows, first, size, row_stride,
                 channel_stride, line_stride, column_stride, height, width,
                 groups, channels, padded, most, block_rows, block,
             )  # fmt: skip
@@ -274,7 +272,6 @@ def round_inputs(
     layout: Layout,
     counts: Tensor | None,
     kind: torch.dtype,
-    first_row: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`_grid.input_integers`, of `kind`."""
     rows, _, height, width = x.shape
@@ -288,7 +285,7 @@ def round_inputs(
         _launch(
             _round_inputs, (_parts(rows, block_rows),),
             (x, integers, multipliers, squares, squares if counts is None else counts),
-            (rows, first_row, size, *x.stride(), height, width, wide, *padding, LEAST),
+            (rows, size, *x.stride(), height, width, wide, *padding, LEAST),
             (
                 layout.groups, layout.channels, layout.padded, LARGEST_INPUT, FRACTION,
                 counts is not None, block_rows, block,
@@ -307,7 +304,6 @@ def round_cotangents(
     *,
     layout: Layout,
     kind: torch.dtype,
-    first_row: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """`_grid.cotangent_integers` in limbs: (batch, height, width, groups, 2, channels)."""
     rows, _, height, width = cotangent.shape
@@ -325,7 +321,7 @@ def round_cotangents(
             _round_cotangents, (_parts(rows, block_rows),),
             (cotangent, integers, multipliers, squares, of_rows, limits, outside),
             (
-                rows, first_row, size, grid.square, *cotangent.stride(), height, width,
+                rows, size, grid.square, *cotangent.stride(), height, width,
                 grid.multiplier, grid.reserve, LEAST, _SHRINK,
             ),
             (

@@ -158,6 +158,7 @@ def _none(cotangent: Tensor) -> Tensor:
     return cotangent.new_zeros(len(cotangent), dtype=torch.bool)
 
 
+@torch.no_grad()
 def _weight_sum(
     cotangent: Tensor, x: Tensor, windows: Windows, groups: int,
     limit: float, shares: Tensor | None,
@@ -165,7 +166,7 @@ def _weight_sum(
     kind = prepare_integer_sums(x.device.type) or "float64"
     what = _described(cotangent, x, windows, groups, limit, multiple=16 if kind == "int8" else 8)
     if kind == "float64":
-        total, outside = _by_torch(cotangent, x, what, shares, 0)
+        total, outside = _by_torch(cotangent, x, what, shares)
     else:
         _compare_once(cotangent, x, what, shares, kind)
         total, outside = _by_kernels(cotangent, x, what, shares, kind)
@@ -195,16 +196,15 @@ def _described(
 
 
 def _by_torch(
-    cotangent: Tensor, x: Tensor, what: _Sum, shares: Tensor | None, first_row: int
+    cotangent: Tensor, x: Tensor, what: _Sum, shares: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return the sum, (groups, out, *window, in) of int64, and which rows were above the limit."""
     padding = what.windows.padding
     columns, multipliers, squares = input_integers(
-        x, padding=padding, layout=what.inputs, counts=what.counts, first_row=first_row
+        x, padding=padding, layout=what.inputs, counts=what.counts
     )
     rows, outside = cotangent_integers(
         cotangent, multipliers, squares, what.grid, shares, layout=what.outputs,
-        first_row=first_row,
     )  # fmt: skip
     return integer_products(rows, columns, what.windows), outside
 
@@ -227,12 +227,11 @@ def _by_kernels(
         part = slice(begin, begin + at_once)
         columns, multipliers, squares = kernels.round_inputs(
             x[part], padding=padding, layout=what.inputs, counts=what.counts, kind=dtype,
-            first_row=begin,
         )  # fmt: skip
         some = None if shares is None else shares[part]
         limbs, above = kernels.round_cotangents(
             cotangent[part], multipliers, squares, what.grid, some, layout=what.outputs,
-            kind=dtype, first_row=begin,
+            kind=dtype,
         )  # fmt: skip
         kernels.multiply(limbs, columns, what.windows, total)
         outside.append(above)
@@ -255,7 +254,7 @@ def _compare_once(
     few = slice(0, _COMPARED_ROWS)
     some = None if shares is None else shares[few]
     found = _by_kernels(cotangent[few], x[few], what, some, kind)
-    expected = _by_torch(cotangent[few], x[few], what, some, 0)
+    expected = _by_torch(cotangent[few], x[few], what, some)
     if not all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)):
         raise RuntimeError(
             f"the kernels that add up integers compute something else than they should for rows of "
@@ -315,7 +314,7 @@ def _examples_agree(device: str, kind: IntegerSums) -> bool:
         cotangent = torch.randn(5, 4, *out, generator=random).to(device)
         what = _described(cotangent, x, windows, groups, 0.1, multiple=16)
         found = _by_kernels(cotangent, x, what, None, kind)
-        expected = _by_torch(cotangent, x, what, None, 0)
+        expected = _by_torch(cotangent, x, what, None)
         if not all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)):
             return False
     return True

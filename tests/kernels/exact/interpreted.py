@@ -33,7 +33,7 @@ def check_layer(shape, found, windows, groups, kind, *, shared):
     for limit in (1e-2, 1e3):
         what = _weights._described(cotangent, x, windows, groups, limit, multiple=16)
         total, outside = _weights._by_kernels(cotangent, x, what, shares, kind)
-        expected, above = _weights._by_torch(cotangent, x, what, shares, 0)
+        expected, above = _weights._by_torch(cotangent, x, what, shares)
         if not (torch.equal(total, expected) and torch.equal(outside, above)):
             raise AssertionError(f"{shape}, {kind}, limit {limit}")
         if not total.any():

@@ -90,6 +90,17 @@ def test_neighbours_differ_by_one_row_which_is_within_its_bound(kind, limit):
         assert (difference - own).abs().max() <= 1e-13 * len(x) * limit, row
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_order_and_batches_do_not_matter_at_all(kind):
+    """Micro-batches, processes and the order of rows: the same sum, bit for bit."""
+    x, cotangent = batch(kind)
+    whole, _ = kind(x, cotangent, 1.0)
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(kind(x[order], cotangent[order], 1.0)[0], whole)
+    parts = [kind(x[some], cotangent[some], 1.0)[0] for some in order.split(13)]
+    assert (sum(parts) - whole).abs().max() <= 1e-13 * 60
+
+
 def test_integers_are_within_their_bound_and_their_bits():
     """The proof's own words: `||g||^2 ||p||^2 <= square`, of whole numbers."""
     x, cotangent = batch(kernel_sum)
