@@ -43,7 +43,7 @@ class Browser:
         self._patience, self._numbers, self._rest = patience, itertools.count(1), b""
         theirs, self._out = os.pipe()
         self._in, ours = os.pipe()
-        command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         self._process = subprocess.Popen(
             [sys.executable, "-c", START, str(theirs), str(ours), *command],
             pass_fds=(theirs, ours), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -190,6 +190,18 @@ def test_cells_print_draw_and_fail(tmp_path, monkeypatch):
         notebooks.execute(source, tmp_path)
 
 
+def test_text_of_figures_can_be_read_on_dark_pages():
+    from clipless.plots import new_figure
+
+    drawing = tool("drawing")
+    figure, (axes,) = new_figure()
+    axes.plot([1, 2], label="named")
+    axes.legend()  # black, which matplotlib leaves out of the file
+    drawn = drawing.save(figure, "small")
+    assert "text {fill: #24292f}" in drawn["small.light.svg"]
+    assert "text {fill: #e3e6ea}" in drawn["small.dark.svg"]
+
+
 def test_lists_are_read_as_on_a_forge():
     hook = tool("hook")
     text = "Words:\n- one\n  goes on\n  - below\n- two\n\n```\n- code\n```\n"

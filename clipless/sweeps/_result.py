@@ -113,9 +113,10 @@ class SweepResult:
         names = list(dict.fromkeys(name for trial in self.trials for name in trial.settings))
         table = Table(title="Runs", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for heading in ("run", "state", self.sweep.metric, "certified", "epsilon", "front"):
-            table.add_column(Text(heading))
+            table.add_column(Text(heading), overflow="fold")
         for name in names:
-            table.add_column(Text(name.partition(".")[2] if "name" not in name else name))
+            short = name.partition(".")[2] if "name" not in name else name
+            table.add_column(Text(short), overflow="fold")  # broken on narrow screens, never cut
         for trial in sorted(self.trials, key=lambda each: -(each.value or float("-inf"))):
             numbers = (trial.value, trial.robustness, trial.epsilon)
             table.add_row(

@@ -35,5 +35,7 @@ def save(figure: Any, name: str) -> dict[str, str]:
 def both(svg: str, name: str) -> dict[str, str]:
     """Return a drawing in the colours of the style, for light and for dark pages."""
     svg = re.sub(r"font: ([^;\"]*)(?:'DejaVu Sans'|DejaVu Sans)[^;\"]*", r"font: \1sans-serif", svg)
+    # Text that is black by default has no colour of its own in the file.
+    svg = svg.replace("</style>", f"text {{fill: {INK}}}</style>", 1)
     dark = re.sub(r"#[0-9a-f]{6}", lambda found: DARK.get(found.group(), found.group()), svg)
     return {f"{name}.light.svg": svg, f"{name}.dark.svg": dark}

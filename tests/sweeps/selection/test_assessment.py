@@ -222,6 +222,9 @@ def test_front_table_plot_and_files(tmp_path):
     text = console.file.getvalue()
     assert text.count("*") == 3
     assert "learning_rate" in text
+    narrow = Console(width=40, file=io.StringIO())
+    narrow.print(found.table())
+    assert "…" not in narrow.file.getvalue()  # headings are broken, nothing is cut
 
 
 def test_fronts():
