@@ -418,3 +418,11 @@ def test_tf32_is_refused_on_a_gpu(monkeypatch, convolutions):
             check_precision(inputs)
     else:
         check_precision(inputs)
+
+
+def test_a_report_says_what_amplification_takes_for_granted():
+    def caveats(sampling):
+        return " ".join(Run(sampling=sampling).engine.report().caveats)
+
+    assert "Amplification by sampling takes for granted" in caveats("poisson")
+    assert "Amplification" not in caveats("full_batch")
