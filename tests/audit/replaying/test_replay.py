@@ -483,6 +483,7 @@ def test_all_noise_is_added_in_one_place():
     own = {"common/_release.py", "audit/_canaries.py"}
     # Keys of noise: in a replay it is the replay that adds noise.
     own |= {"kernels/randomness/_gaussian.py", "privacy/noise/_correlated.py"}
+    own |= {"federated/_shares.py"}
     own |= {"audit/replaying/_record.py", "cli/_canary_run.py"}  # audits draw for themselves
     assert {name for name, text in sources.items() if re.search(drawing, text)} == own
 
