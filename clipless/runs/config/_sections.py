@@ -41,7 +41,7 @@ class DataConfig:
         encoder: the folder of a transformers model that makes vectors of texts; by default, hashed
             n-grams.
         pieces: whether a table is read in pieces and kept on the disk; by default if its file is
-            larger than 1 GiB. Folders, patterns of files (part-*.parquet) and Arrow files are always.
+            larger than 1 GiB. Folders, patterns (part-*.parquet) and Arrow files always are.
         separator: of a text table, if it is not the usual one.
         task: what a table's target is.
         classes: the labels of a table's target, if they are public; by default those that a noisy
