@@ -143,7 +143,11 @@ def main() -> None:
     )
     found["load"] = os.getloadavg()
     name = "larger-than-memory" + ("" if options.steps is None else f"-{options.steps}-steps")
-    print("wrote", save(name, found, notes="epsilon 1, default classifier").name)
+    notes = (
+        "epsilon 1, default classifier; fixed costs of a fit count in both, and more in the "
+        "smaller table"
+    )
+    print("wrote", save(name, found, notes=notes).name)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ class RunFile(StrEnum):
     """For tables, the noisy answers that were released before training."""
     WEIGHTS = "model.safetensors"
     """The final weights; for tables, the fitted estimator."""
+    COLUMNS = "columns.json"
+    """For tables, what the model makes of each column, from released numbers."""
     BOUNDS = "bounds.json"
     """Every bound, and the certificates of the weights."""
     SIGNAL = "signal.jsonl"

@@ -186,7 +186,13 @@ def _measured(files: RunFiles) -> dict[str, Any]:
     signal = files.lines(RunFile.SIGNAL, kind="signal")
     tightness = files.lines(RunFile.TIGHTNESS, kind="tightness")
     robustness, audit = files.json(RunFile.ROBUSTNESS), files.json(RunFile.AUDIT)
+    columns = files.json(RunFile.COLUMNS) if files.folder.has(RunFile.COLUMNS) else None
     return {
+        "columns": _take(
+            files,
+            RunFile.COLUMNS,
+            lambda: None if columns is None else _evidence.columns(columns),
+        ),
         "signal": _take(files, RunFile.SIGNAL, lambda: _evidence.signal(signal or ())),
         "tightness": _take(files, RunFile.TIGHTNESS, lambda: _evidence.tightness(tightness or ())),
         "robustness": _take(

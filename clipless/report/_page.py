@@ -67,7 +67,9 @@ def render(report: Mapping[str, Any], *, private: bool = False) -> str:
             return Markup(environment.get_template("section.html.j2").render(own))
 
     sections = [
-        (section, shown(section)) for section in (PRIVATE_SECTIONS if private else PUBLIC_SECTIONS)
+        (section, shown(section))
+        for section in (PRIVATE_SECTIONS if private else PUBLIC_SECTIONS)
+        if section.name != "columns" or report["columns"]  # of runs on tables alone
     ]
     return environment.get_template("page.html.j2").render(shared, sections=sections)
 

@@ -19,6 +19,7 @@ PUBLIC_PARTS = {
     "claim": "from plan and ledger, which hold sizes, noise and counts, and nothing of a row",
     "foundations": "the plan, the bounds of the architecture, certificates of released weights",
     "spending": "recomputed from the ledger",
+    "columns": "computed from the released network and released statistics, on simulated rows",
     "signal": "estimated from gradients as they were released, with their noise",
     "configuration": "what was asked for, without seeds",
     "belongs_to": "shapes and settings, by the plan",
@@ -41,6 +42,7 @@ PUBLIC_FILES = frozenset(
         RunFile.LEDGER,
         RunFile.BOUNDS,
         RunFile.SIGNAL,
+        RunFile.COLUMNS,
         RunFile.CONFIG,
         RunFile.ENVIRONMENT,
     )
@@ -79,6 +81,12 @@ PUBLIC_SECTIONS = (
         title="Epsilon over steps",
         heading="Epsilon over steps",
         mark="recomputed from the ledger: safe to pass on",
+    ),
+    Section(
+        name="columns",
+        title="Columns",
+        heading="Columns of the table",
+        mark="computed from released quantities: covered by the guarantee",
     ),
     Section(
         name="signal",

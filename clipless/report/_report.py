@@ -38,6 +38,8 @@ class RunReport:
     tightness: Mapping[str, Any] | None
     robustness: Mapping[str, Any] | None
     audit: Mapping[str, Any] | None
+    columns: Mapping[str, Any] | None
+    """Of a run on a table: what the model makes of each column."""
     outcome: Mapping[str, Any] | None
     """How training ended, by `result.json`."""
     configuration: Mapping[str, Any] | None

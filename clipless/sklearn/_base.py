@@ -141,6 +141,7 @@ class CliplessEstimator(BaseEstimator):
                 ledger.close()
         if folder is not None:
             self.save(folder.estimator)
+            folder.describe(self)
         return self
 
     def _about(self, table: Rows, rule: TabularRule, rows: int, delta: float) -> dict[str, Any]:
@@ -251,6 +252,12 @@ class CliplessEstimator(BaseEstimator):
     _reads_pieces = False
     """Whether tables that are read in pieces are taken, too."""
 
+    def _in_pieces(self, table: Any, target: Any) -> LargeTable | None:
+        """Return the table if it is read in pieces: not one in memory, with a target of its own."""
+        if not self._reads_pieces or (hasattr(table, "shape") and not isinstance(target, str)):
+            return None
+        return as_large_table(table)
+
     def _pieces_of(self, table: LargeTable) -> Iterable[Rows]:
         """Yield the rows of a table that is read in pieces."""
         raise NotImplementedError
@@ -284,6 +291,9 @@ class CliplessEstimator(BaseEstimator):
     def _output_unit(self) -> float:
         """How much one unit of the network's output means: in logits, or in the target."""
         return self.rule_.temperature
+
+    _output_zero = 0.0
+    """What an output of zero means: in logits, or in the target."""
 
     def _criterion(self, rule: TabularRule) -> Loss:
         raise NotImplementedError

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
 
 from clipless.common import not_set_error
-from clipless.data import Cell, Scratch, as_large_table, read_cell
+from clipless.data import Cell, Scratch, read_cell
 from clipless.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from clipless.privacy import Ledger
 from clipless.sklearn._base import FAILURE_PART, Head, Query, given_users
@@ -133,7 +133,7 @@ class CliplessClassifier(Decisions, ClassifierMixin, ClassifierPlots, TableInput
                 "is None."
             )
         _check_weights(self.class_weight)
-        large = as_large_table(X) if isinstance(y, str) or not hasattr(X, "shape") else None
+        large = self._in_pieces(X, y)
         scratch: Scratch | None = None
         if large is None:
             table = self._read(X, reset=True)

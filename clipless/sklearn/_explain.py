@@ -13,6 +13,7 @@ from clipless.sklearn._table import HASH_BUCKETS, Schema
 Numbers = NDArray[np.float64]
 
 _ROWS = 2048
+_DEPENDENCE_ROWS, _DEPENDENCE_POINTS = 256, 21
 _ORDERS = 4  # of columns, and as many reversed ones
 
 
@@ -23,7 +24,7 @@ def importances(network: torch.nn.Module, encoder: Encoder, schema: Schema) -> N
     centre and spread, categories by their noisy frequency. A column's importance is by how much
     the output moves, on average, when it alone is drawn anew.
     """
-    generator = torch.Generator().manual_seed(0)  # of a simulation: it reads no data
+    generator = _simulation()
     first, other = _sample(encoder, generator), _sample(encoder, generator)
     base = _outputs(network, encoder, first)
     moved = [
@@ -32,6 +33,35 @@ def importances(network: torch.nn.Module, encoder: Encoder, schema: Schema) -> N
     ]
     total = sum(moved)
     return _by_column(np.array(moved) / total if total > 0 else np.array(moved), schema)
+
+
+def dependence(
+    network: torch.nn.Module, encoder: Encoder, schema: Schema
+) -> dict[int, tuple[Numbers, Numbers]]:
+    """Return, by position, the mean output over a grid of each numeric column's values.
+
+    The grid, (points,), reaches two and a half spreads from the centre; the other columns are drawn
+    from the released statistics as in `importances`. Outputs are (points, outputs).
+    """
+    rows = tuple(part[:_DEPENDENCE_ROWS] for part in _sample(encoder, _simulation()))
+    used = [at for at, kind in enumerate(schema.kinds) if kind != "ignored"]
+    steps = torch.linspace(-2.5, 2.5, _DEPENDENCE_POINTS, dtype=torch.float64)
+    found = {}
+    for at, (part, column) in zip(used, _places(schema), strict=True):
+        if part == 1:  # of categories, hashes are known and no names
+            continue
+        grid = encoder.center[column] + steps * encoder.spread[column]
+        outputs = []
+        for value in grid:
+            numbers = rows[0].clone()
+            numbers[:, column] = value
+            outputs.append(_outputs(network, encoder, (numbers, rows[1])).mean(0))
+        found[at] = (grid.numpy(), torch.stack(outputs).numpy())
+    return found
+
+
+def _simulation() -> torch.Generator:
+    return torch.Generator().manual_seed(0)  # of a simulation: it reads no data
 
 
 def contributions(

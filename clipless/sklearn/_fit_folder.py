@@ -35,6 +35,14 @@ class FitFolder:
         """Return all that the ledger counts."""
         return tuple(self._files.read_ledger().counts().items())
 
+    def describe(self, estimator: Any) -> None:
+        """Write what a fitted estimator makes of the columns of its table, for the report."""
+        if not estimator._reads_pieces:  # texts have no columns
+            return
+        classes = [str(each) for each in getattr(estimator, "classes_", [])]
+        columns = estimator.describe_columns()
+        self._files.write_json(RunFile.COLUMNS, {"classes": classes, "columns": columns})
+
     @property
     def estimator(self) -> Path:
         """Where the fitted estimator is kept."""

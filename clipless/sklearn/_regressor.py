@@ -13,7 +13,6 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 
-from clipless.data import as_large_table
 from clipless.losses import Huber, Loss
 from clipless.privacy import Ledger
 from clipless.sklearn._base import given_users
@@ -83,7 +82,7 @@ class CliplessRegressor(RegressorMixin, TableInputs):
                 f"This {type(self).__name__} estimator requires y to be passed, but the target y "
                 "is None."
             )
-        large = as_large_table(X) if isinstance(y, str) or not hasattr(X, "shape") else None
+        large = self._in_pieces(X, y)
         if large is not None:
             read = self._read_large(large, y, numeric=True)
             whose = given_users(users, len(read.target))
@@ -126,6 +125,10 @@ class CliplessRegressor(RegressorMixin, TableInputs):
     @property
     def _output_unit(self) -> float:
         return self._target_spread * _STEEPNESS
+
+    @property
+    def _output_zero(self) -> float:  # type: ignore[override]
+        return self._target_center
 
     @property
     def _target_scale(self) -> tuple[float, float]:

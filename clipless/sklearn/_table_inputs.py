@@ -16,7 +16,7 @@ from clipless.data import LargeTable
 from clipless.sklearn._base import CliplessEstimator, Query
 from clipless.sklearn._bounds import Bounds, public_bounds, with_bounds
 from clipless.sklearn._encoder import Encoder
-from clipless.sklearn._explain import contributions, importances
+from clipless.sklearn._explain import contributions, dependence, importances
 from clipless.sklearn._identifiers import ColumnWarning, identifiers, perhaps_identifiers
 from clipless.sklearn._large import LargeRows, check_target, encode_piece, read_large
 from clipless.sklearn._rule import TabularRule
@@ -120,6 +120,27 @@ class TableInputs(CliplessEstimator):
         """How much each column moves the output, adding up to 1, from released numbers alone."""
         check_is_fitted(self, "network_")
         return importances(self.network_, self._encoder, self._schema)
+
+    def describe_columns(self) -> list[dict[str, Any]]:
+        """Return what a model makes of each column, as plain data, from released numbers alone.
+
+        Of each: its name, what it holds, its importance; and of numbers the partial dependence:
+        `values` from one end of the column to the other, and what the output is there on average
+        (log odds for two classes, the target for a regressor; one list for each class of more).
+        """
+        check_is_fitted(self, "network_")
+        importance = self.feature_importances_
+        curves = dependence(self.network_, self._encoder, self._schema)
+        found = list[dict[str, Any]]()
+        for at, kind in enumerate(self._schema.kinds):
+            name = str(at) if self._schema.names is None else self._schema.names[at]
+            column = {"name": name, "kind": kind, "importance": float(importance[at])}
+            if at in curves:
+                values, outputs = curves[at]
+                lines = (self._output_zero + self._output_unit * outputs).T.tolist()
+                column |= {"values": values.tolist(), "outputs": lines}
+            found.append(column)
+        return found
 
     def contributions(self, X: Any) -> Any:  # noqa: N803
         """Return what each column adds to the output of each row: (n, columns).

@@ -33,6 +33,7 @@ _NOTES = (
 class TextInputs(CliplessEstimator):
     """What an estimator knows of texts. Not public: use a subclass."""
 
+    _reads_pieces = False
     encoder: Any
     cache: str | os.PathLike[str] | None
 

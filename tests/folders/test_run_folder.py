@@ -184,7 +184,7 @@ def test_everything_measured_on_data_is_private():
     public = {
         "format.json", "config.json", "environment.json", "plan.json", "ledger.jsonl",
         "model.safetensors", "bounds.json", "signal.jsonl", "report.html", "report.json",
-        "deployment.json",
+        "deployment.json", "statistics.jsonl", "columns.json",
     }  # fmt: skip
     assert {each.value.split("/")[0] for each in RunFile} - public == PRIVATE_NAMES
 

@@ -266,7 +266,7 @@ def test_a_table(people, tmp_path):
     predicted = opened.estimator.classes_[(opened.model(x)[:, 0] > 0).long().numpy()]
     assert (predicted == opened.estimator.predict(data.test[0])).all()
     assert ((y > 0).numpy() == (np.asarray(data.test[1]) == opened.estimator.classes_[1])).all()
-    with pytest.raises(ConfigError, match="cannot go on"):
+    with pytest.raises(ConfigError, match="nothing to go on with"):
         train_run(table(people), tmp_path / "run", resume=True, report=False)
 
 

@@ -9,7 +9,7 @@ import torch
 from clipless.data import LargeTable, Scratch, read_table
 from clipless.data.large import _table
 from clipless.privacy import Ledger, Relation
-from clipless.sklearn import CliplessClassifier, CliplessRegressor, _large
+from clipless.sklearn import CliplessClassifier, CliplessRegressor, CliplessTextClassifier, _large
 from clipless.sklearn._table import columns_of, encode, read_schema
 from clipless.statistics import PrivateRows, _private_rows
 
@@ -131,6 +131,11 @@ def test_other_sources_and_names_of_columns(path, tmp_path):
     (tmp_path / "empty.csv").write_text("a,y\n")
     with pytest.raises(ValueError, match="no rows"):
         CliplessClassifier(classes=[0, 1]).fit(tmp_path / "empty.csv", "y")
+
+
+def test_texts_are_not_read_in_pieces(path):
+    with pytest.raises(ValueError, match="one text for each row"):
+        CliplessTextClassifier(classes=["no", "yes"]).fit(str(path), "y")
 
 
 def test_numbers_keep_their_precision_and_short_ones_are_stored_short(tmp_path):

@@ -16,6 +16,7 @@ from clipless.report.drawing._scale import Axis, around, decades, whole_numbers
 Data = Mapping[str, Any]
 MOST_ROWS = 40
 MOST_HISTOGRAMS = 24
+MOST_CURVES, MOST_LINES = 12, 2
 NAMES = {
     "loss": "training loss",
     "accuracy": "training accuracy",
@@ -45,6 +46,9 @@ class Figures:
             data = report.get(name)
             if data is not None:
                 self._draw[name] = functools.partial(drawing, data)
+        columns = report.get("columns")
+        if columns is not None:
+            self._draw["dependence"] = lambda: _dependence(columns)
         robustness, audit = report.get("robustness"), report.get("audit")
         if robustness is not None:
             self._draw["certified"] = lambda: [_certified(e) for e in robustness["certified"]]
@@ -204,6 +208,34 @@ def _signal(signal: Data) -> Markup:
         names=[(_epochs(signal["early"]), 0), (_epochs(signal["late"]), 1)],
         rules=[Rule(value=1.0, name="as much signal as noise")],
     )
+
+
+def _dependence(columns: Data) -> list[tuple[str, Markup]]:
+    """The mean output over the values of each numeric column, of the most important ones."""
+    classes = columns["classes"]
+    label = "predicted" if not classes else "logit" if len(classes) > 2 else "log odds"
+    drawn = [each for each in columns["columns"] if each["outputs"]][:MOST_CURVES]
+    every = [value for each in drawn for line in each["outputs"][:MOST_LINES] for value in line]
+    found = []
+    for each in drawn:
+        names = classes if len(each["outputs"]) > 1 else [""]
+        series = [
+            Series(name=name, look=look % 2, points=list(zip(each["values"], line, strict=True)))
+            for look, (name, line) in enumerate(
+                zip(names, each["outputs"][:MOST_LINES], strict=False)
+            )
+        ]
+        ends = each["values"][0], each["values"][-1]
+        picture = chart(
+            title=f"Partial dependence on {each['name']}",
+            description=f"mean {label} from {number(ends[0])} to {number(ends[1])}",
+            x=around(ends, label=each["name"]),
+            y=around(every, label=label),
+            series=series,
+            height=220,
+        )
+        found.append((each["name"], picture))
+    return found
 
 
 def _epochs(part: Data) -> str:

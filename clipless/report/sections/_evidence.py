@@ -109,6 +109,28 @@ def _distribution(each: Fields, line: Fields) -> dict[str, Any]:
     return found
 
 
+def columns(data: Fields) -> dict[str, Any]:
+    """Find what the model makes of each column of a table."""
+    found = []
+    for each in data["columns"]:
+        lines = each.get("outputs", [])
+        for line in lines:
+            if len(numbers(line, "outputs")) != len(numbers(each["values"], "values")):
+                raise ValueError(f"there is not one output for every value of {each['name']}")
+        kind = {None: "undecided"}.get(each["kind"], each["kind"])
+        found.append(
+            {
+                "name": str(each["name"]),
+                "kind": str(kind),
+                "importance": float(each["importance"]),
+                "values": each.get("values", []),
+                "outputs": lines,
+            }
+        )
+    found.sort(key=lambda each: -each["importance"])
+    return {"classes": [str(each) for each in data["classes"]], "columns": found}
+
+
 def robustness(data: Fields) -> dict[str, Any]:
     """Find certified accuracies and attacks on certificates."""
     certified, attacks = [], []
