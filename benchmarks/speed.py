@@ -11,9 +11,10 @@ of one network and batch size are measured in one process, in turns, so that wha
 machine does hits all alike; figures are medians, with the quartiles beside them. `compiled` is,
 without privacy, torch.compile with CUDA graphs (mode="reduce-overhead"; `--no-graphs` is without),
 and for clipless what `compile=True` makes of it. `bfloat16` is `compiled` under autocast. Enforced
-bounds run uncompiled and in float32, and are compared with plain training at TF32. The largest batch is found by doubling. On a GPU all products are in TF32, and peak
-memory is what torch's allocator handed out beyond the images, for graphs while they were recorded;
-on the CPU it is the growth of a process that does nothing else.
+bounds run uncompiled and in float32, and are compared with plain training at TF32. The largest
+batch is found by doubling. On a GPU all other products are in TF32, and peak memory is what torch's
+allocator handed out beyond the images, for graphs while they were recorded; on the CPU it is the
+growth of a process that does nothing else.
 
 The most telling comparisons come first. What was measured is written down after each of them, and
 `--add` leaves out what an earlier run has measured: with a limit of ten minutes for each command,
