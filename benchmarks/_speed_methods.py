@@ -167,11 +167,18 @@ def allow_tf32(allowed):
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
+def for_opacus(model):
+    """The model with Opacus' own attention, which it needs in place of torch's."""
+    from opacus.validators import ModuleValidator
+
+    return ModuleValidator.fix(model)
+
+
 def opacus_step(model, batch, images):
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    model = GradSampleModule(model.to(images.device))
+    model = GradSampleModule(for_opacus(model).to(images.device))
     optimizer = DPOptimizer(
         sgd(model), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=batch
     )
@@ -192,7 +199,7 @@ def ghost_step(model, batch, images):
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
     model = GradSampleModuleFastGradientClipping(
-        model.to(images.device), max_grad_norm=1.0, use_ghost_clipping=True
+        for_opacus(model).to(images.device), max_grad_norm=1.0, use_ghost_clipping=True
     )
     optimizer = DPOptimizerFastGradientClipping(
         sgd(model), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=batch

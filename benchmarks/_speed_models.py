@@ -75,7 +75,14 @@ def _resnet18() -> nn.Sequential:
         layers += [_Block(channels, filters, 1 if filters == channels else 2)]
         layers += [_Block(filters, filters, 1)]
         channels = filters
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+    return nn.Sequential(*layers, _PlaceMean(), nn.Linear(512, 10))
+
+
+class _PlaceMean(nn.Module):
+    """The mean over all places: what `AdaptiveAvgPool2d(1)` computes, without its as_strided_."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3))
 
 
 class Encoder(nn.Module):
@@ -85,7 +92,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.patch, places = patch, (IMAGE[1] // patch) * (IMAGE[2] // patch)
         self.patches = nn.Linear(IMAGE[0] * patch**2, width)
-        self.places = nn.Embedding(places, width)
+        waves = torch.arange(places)[:, None] / 10_000 ** (torch.arange(width) / width)
+        self.register_buffer("places", torch.cos(waves))
         layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
         self.body = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
         self.head = nn.Linear(width, 10)
@@ -93,8 +101,7 @@ class Encoder(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch))
         x = x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-        places = self.places(torch.arange(x.shape[1], device=x.device))
-        return self.head(self.body(self.patches(x) + places).mean(1))
+        return self.head(self.body(self.patches(x) + self.places).mean(1))
 
 
 def _twin(module: nn.Module) -> nn.Module:
