@@ -13,16 +13,17 @@ LABELS = {
     "nonprivate-relu": "non-private, ReLU",
     "nonprivate-lipschitz": "non-private, Lipschitz",
     "clipless": "clipless",
+    "clipless-enforced": "clipless, enforced bounds",
     "opacus-hooks": "Opacus, hooks",
     "opacus-ghost": "Opacus, ghost clipping",
     "vmap-clipping": "torch.func.vmap, clipping",
 }
-COLOURS = dict(zip(LABELS, (GREY, EDGE, BLUE, ORANGE, "#e0a03e", GREEN), strict=True))
+COLOURS = dict(zip(LABELS, (GREY, EDGE, BLUE, "#7a4fb2", ORANGE, "#e0a03e", GREEN), strict=True))
 STYLES = {"eager": "--", "compiled": "-", "bfloat16": ":"}
 
 
 def show(rows: list[dict], largest: list[dict]) -> None:
-    """Print times and memory, and what they are relative to non-private training."""
+    """Print times and memory, and what they are relative to non-private training, per example."""
     from rich.console import Console
     from rich.table import Table
 
@@ -33,6 +34,7 @@ def show(rows: list[dict], largest: list[dict]) -> None:
         "batch",
         "method",
         "mode",
+        "empty",
         "ms",
         "GiB",
         "x time",
@@ -46,6 +48,7 @@ def show(rows: list[dict], largest: list[dict]) -> None:
         plain = base.get((row["model"], row["batch"], row["mode"]))
         table.add_row(
             row["model"], f"{row['parameters']:,}", str(row["batch"]), row["method"], row["mode"],
+            f"{row['empty']:.1%}" if row.get("empty") else "",
             f"{row['milliseconds']:.2f}",
             "" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}",
             *(_ratio(row, plain, key) for key in ("milliseconds", "peak_gib")),
@@ -66,7 +69,8 @@ def draw(folder: Path) -> Path:
     """Redraw the paper's figure: time and memory of a step against the size of the batch."""
     from matplotlib.lines import Line2D
 
-    source = next(p for p in (folder / "speed-gpu.json", folder / "speed-cpu.json") if p.exists())
+    names = ("speed-examples-gpu", "speed-gpu", "speed-examples-cpu")
+    source = next(p for p in (folder / f"{name}.json" for name in names) if p.exists())
     rows = _lines(json.loads(source.read_text()))
     machine = json.loads(source.with_suffix(".about.json").read_text())["machine"]
     where = machine.get("gpu", machine["cpu"])

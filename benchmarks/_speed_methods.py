@@ -1,34 +1,49 @@
 """One training step of every method of the speed benchmark, as a function without arguments.
 
 All take their batches from the same images on the same device: private training by Poisson
-sampling, padded to the batch size; the others by a list of indices. All use SGD with momentum.
-Networks of ours and their twins are in the channels_last format, which is faster for all of them;
-Opacus and torch.func get the format that they are usually given.
+sampling with the size of a batch as expected size, the others by a list of indices. So a step of
+either is one of as many examples, and what rows are padding is the private step's loss. All use SGD
+with momentum. Networks of ours and their twins are in the channels_last format, which is faster for
+all of them; Opacus and torch.func get the format that they are usually given. Compiled steps
+without privacy are recorded as CUDA graphs, as those with it are.
 """
 
 import itertools
-import math
 import warnings
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from _speed_models import IMAGE, lipschitz, relu
+from _speed_models import IMAGE, USUAL, lipschitz, relu
 
 from clipless import PrivacyEngine, losses
-from clipless.privacy import BatchOptions, PoissonSampling, PrivateLoader
+from clipless.privacy import (
+    BatchOptions,
+    EnforcedBounds,
+    PoissonSampling,
+    PrivacyOptions,
+    PrivateLoader,
+)
 
 METHODS = {
     "nonprivate-relu": ("eager", "compiled", "bfloat16"),
     "nonprivate-lipschitz": ("eager", "compiled"),
     "clipless": ("eager", "compiled", "bfloat16"),
+    "clipless-enforced": ("eager",),
     "opacus-hooks": ("eager",),
     "opacus-ghost": ("eager",),
     "vmap-clipping": ("eager",),
 }
 Step = Callable[[], object]
-GRAPHS = False
+GRAPHS = True
 """Whether compiled steps without privacy are recorded as CUDA graphs, as those with it are."""
+
+
+def applies(method: str, model: str) -> bool:
+    """Whether a method can train a network: those of torch's layers have no proved bounds."""
+    if model in USUAL:
+        return method not in ("nonprivate-lipschitz", "clipless", "vmap-clipping")
+    return method != "clipless-enforced"
 
 
 class Images:
@@ -52,6 +67,7 @@ def make_step(method: str, mode: str, model: str, batch: int, images: Images) ->
         "nonprivate-relu": lambda: plain_step(relu(model), mode, batch, images),
         "nonprivate-lipschitz": lambda: plain_step(lipschitz(model), mode, batch, images),
         "clipless": lambda: clipless_step(lipschitz(model), mode, batch, images),
+        "clipless-enforced": lambda: clipless_step(relu(model), mode, batch, images, enforced=True),
         "opacus-hooks": lambda: opacus_step(relu(model), batch, images),
         "opacus-ghost": lambda: ghost_step(relu(model), batch, images),
         "vmap-clipping": lambda: vmap_step(relu(model), batch, images),
@@ -92,18 +108,20 @@ def plain_step(model, mode, batch, images):
     return step
 
 
-def clipless_step(model, mode, batch, images):
+def clipless_step(model, mode, batch, images, *, enforced=False):
     """Sampling, forward and backward pass, noise, the optimizer, projection: all of it."""
     criterion = losses.CrossEntropy(tau=10.0)
     model = placed(model, images)
     optimizer = sgd(model)
     loader = PrivateLoader(
         (images.x, images.y),
-        sampling=padded_to(batch, images.count),
-        batches=BatchOptions(pad=True),
+        sampling=PoissonSampling(dataset_size=images.count, rate=batch / images.count),
+        batches=BatchOptions(pad=mode != "eager"),
     )
-    assert loader.rows == batch
     engine = PrivacyEngine()
+    precision = {"bfloat16": "bfloat16"}.get(mode, "float32" if enforced else "tf32")
+    if enforced:
+        allow_tf32(False)
     with warnings.catch_warnings():
         # Whatever cannot be compiled must not be timed.
         warnings.filterwarnings("error", "(?s).*compiled", UserWarning)
@@ -113,41 +131,54 @@ def clipless_step(model, mode, batch, images):
             data_loader=loader,
             criterion=criterion,
             noise_multiplier=1.0,
-            precision="bfloat16" if mode == "bfloat16" else "tf32",
+            bounds=EnforcedBounds(thresholds=0.1, follow=True) if enforced else None,
             compile=mode != "eager",
+            options=PrivacyOptions(precision=precision),
         )
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
 
     def step():
+        if enforced:
+            allow_tf32(False)
         x, y = next(batches)
         optimizer.zero_grad()
         criterion(model(x), y).backward()
         optimizer.step()
+        if enforced:
+            allow_tf32(True)
 
     step()
     assert engine.session.compiled == (mode != "eager")
     step.graphs = lambda: engine.session.uses_graphs
+    if loader.padding is not None:
+        # Every size is compiled and recorded before anything is timed.
+        sizes = set()
+        for _ in range(400):
+            step()
+            sizes.add(loader.current.rows)
+            if len(sizes) == len(loader.padding.sizes):
+                break
+        step()
+        step.padding = {"sizes": loader.padding.sizes, "empty": loader.padding.empty_share}
     return step
 
 
-def padded_to(rows: int, count: int) -> PoissonSampling:
-    """Poisson sampling of the largest rate whose samples exceed `rows` once in 10^9 steps."""
-    tail = 9 * math.log(10)
-    low, high = 0.0, float(rows)
-    for _ in range(60):
-        mean = (low + high) / 2
-        variance = mean * (1 - mean / count)
-        excess = tail / 3 + math.sqrt((tail / 3) ** 2 + 2 * tail * variance)
-        low, high = (mean, high) if mean + excess <= rows else (low, mean)
-    mean = max(low, 1.0)
-    return PoissonSampling(dataset_size=count, rate=mean / count, max_batch_size=rows)
+def allow_tf32(allowed):
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def for_opacus(model):
+    """The model with Opacus' own attention, which it needs in place of torch's."""
+    from opacus.validators import ModuleValidator
+
+    return ModuleValidator.fix(model)
 
 
 def opacus_step(model, batch, images):
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    model = GradSampleModule(model.to(images.device))
+    model = GradSampleModule(for_opacus(model).to(images.device))
     optimizer = DPOptimizer(
         sgd(model), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=batch
     )
@@ -168,7 +199,7 @@ def ghost_step(model, batch, images):
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
     model = GradSampleModuleFastGradientClipping(
-        model.to(images.device), max_grad_norm=1.0, use_ghost_clipping=True
+        for_opacus(model).to(images.device), max_grad_norm=1.0, use_ghost_clipping=True
     )
     optimizer = DPOptimizerFastGradientClipping(
         sgd(model), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=batch

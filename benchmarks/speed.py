@@ -5,15 +5,23 @@
                                [--methods clipless opacus-ghost] [--modes eager compiled]
     python benchmarks/speed.py --plot        # draw results/speed.svg from what was measured
 
-All methods and modes of one network and batch size are measured in one process, in turns, so that
-whatever else the machine does hits all alike; figures are medians. `compiled` is torch.compile
-with its default settings, and for clipless what `compile=True` makes of it, CUDA graphs included;
-`--graphs` lets training without privacy have them too. `bfloat16` is `compiled` under autocast. The
-largest batch is found by doubling. On a GPU all products are in TF32, and peak memory is what
-torch's allocator handed out beyond the images, for graphs while they were recorded; on the CPU it
-is the growth of a process that does nothing else. Without arguments the most telling comparisons
-come first. What was measured is written down after each of them, and `--add` goes on where an
-earlier run ended.
+A batch is a number of *expected examples*: a private step of 512 is one whose sample has 512
+examples on average, and the rows that padding adds are part of what it takes. All methods and modes
+of one network and batch size are measured in one process, in turns, so that whatever else the
+machine does hits all alike; figures are medians, with the quartiles beside them. `compiled` is,
+without privacy, torch.compile with CUDA graphs (mode="reduce-overhead"; `--no-graphs` is without),
+and for clipless what `compile=True` makes of it. `bfloat16` is `compiled` under autocast. Enforced
+bounds run uncompiled and in float32, and are compared with plain training at TF32. The largest
+batch is found by doubling. On a GPU all other products are in TF32, and peak memory is what torch's
+allocator handed out beyond the images, for graphs while they were recorded; on the CPU it is the
+growth of a process that does nothing else.
+
+The most telling comparisons come first. What was measured is written down after each of them, and
+`--add` leaves out what an earlier run has measured: with a limit of ten minutes for each command,
+
+    python benchmarks/speed.py --device cuda --add --seconds 480
+
+until it says that nothing is left.
 """
 
 import argparse
@@ -28,14 +36,12 @@ import torch
 from _results import RESULTS, save_rows
 from _speed_figures import draw, show
 from _speed_measure import empty, growth, in_turns, largest_batch, prepared
-from _speed_methods import METHODS, Images
-from _speed_models import MODELS, lipschitz, parameters_of
+from _speed_methods import METHODS, Images, applies
+from _speed_models import MODELS, parameters_of, relu
 
 ALL = tuple((method, mode) for method, modes in METHODS.items() for mode in modes)
-MAIN = tuple(
-    (method, mode)
-    for method, mode in ALL
-    if mode != "bfloat16" and method not in ("nonprivate-lipschitz", "vmap-clipping")
+MAIN_WITH_BFLOAT16 = tuple(
+    pair for pair in ALL if pair[0] not in ("nonprivate-lipschitz", "vmap-clipping")
 )
 WITHOUT_CLIPPING = tuple(
     pair for pair in ALL if pair[0] in ("nonprivate-relu", "nonprivate-lipschitz", "clipless")
@@ -43,15 +49,18 @@ WITHOUT_CLIPPING = tuple(
 Comparison = tuple[str, int, tuple[tuple[str, str], ...]]
 PLAN: dict[str, tuple[Comparison, ...]] = {
     "cuda": (
-        *(("cnn-400K", batch, MAIN) for batch in (2048, 512, 8192)),
-        *(("cnn-400K", batch, MAIN) for batch in (16384, 256)),
-        ("cnn-2M", 2048, MAIN),
-        ("resnet", 2048, MAIN),
-        ("mixer", 2048, MAIN),
-        *(("cnn-400K", batch, ALL) for batch in (2048, 512, 8192)),
-        *(("cnn-130K", batch, ALL) for batch in (2048, 512, 8192)),
-        *(("cnn-2M", batch, ALL) for batch in (2048, 512, 8192)),
-        *(("cnn-400K", batch, ALL) for batch in (1024, 4096, 256, 16384)),
+        *(("cnn-400K", batch, WITHOUT_CLIPPING) for batch in (2048, 512, 8192)),
+        ("cnn-400K", 2048, ALL),
+        ("cnn-2M", 2048, WITHOUT_CLIPPING),
+        ("resnet", 2048, WITHOUT_CLIPPING),
+        ("mixer", 2048, WITHOUT_CLIPPING),
+        ("resnet18", 512, MAIN_WITH_BFLOAT16),
+        ("resnet18-groupnorm", 512, ALL),
+        ("transformer-20M", 512, ALL),
+        ("cnn-2M", 8192, WITHOUT_CLIPPING),
+        ("cnn-400K", 512, ALL),
+        ("cnn-400K", 8192, ALL),
+        *(("cnn-400K", batch, WITHOUT_CLIPPING) for batch in (256, 16384)),
     ),
     # Clipping one by one takes more memory at batch 1024 than most machines have.
     "cpu": (("cnn-400K", 1024, WITHOUT_CLIPPING), ("cnn-130K", 256, ALL)),
@@ -70,10 +79,15 @@ def main() -> None:
     if options.memory_of:
         print(growth(*options.memory_of, device))
         return
-    rows, largest, started = [], [], time.monotonic()
+    largest, started = [], time.monotonic()
+    rows, left = (earlier_rows(options) if options.add else []), 0
     for number, (model, batch, pairs) in enumerate(comparisons(options)):
+        measured = {(row["method"], row["mode"]) for row in rows if at(row, model, batch)}
+        if options.add and measured >= set(pairs):
+            continue
         if time.monotonic() - started > options.seconds:
-            break
+            left += 1
+            continue
         rows = merged(rows, compare(model, batch, pairs, device, options), ROW)
         record(rows, largest, options)
         if number == 2 and options.largest and device.type == "cuda":
@@ -83,6 +97,7 @@ def main() -> None:
                     print(largest[-1], flush=True)
             record(rows, largest, options)
     show(rows, largest)
+    print(f"{left} comparisons are left: run this again with --add" if left else "nothing is left")
 
 
 def arguments() -> argparse.Namespace:
@@ -97,7 +112,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing after this")
     parser.add_argument("--no-largest", dest="largest", action="store_false")
-    parser.add_argument("--graphs", action="store_true", help="CUDA graphs without privacy too")
+    parser.add_argument("--no-graphs", dest="graphs", action="store_false",
+                        help="no CUDA graphs without privacy")  # fmt: skip
     parser.add_argument("--add", action="store_true", help="keep what was measured before")
     parser.add_argument("--quick", action="store_true", help="see that everything runs")
     parser.add_argument("--plot", action="store_true", help="draw the figure, measure nothing")
@@ -116,7 +132,11 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
         models = options.models or ["cnn-400K"]
         plan = tuple((m, b, ALL) for m in models for b in options.batches or (2048, 512, 8192))
     for model, batch, pairs in plan:
-        chosen = tuple(p for p in pairs if p[0] in options.methods and p[1] in options.modes)
+        chosen = tuple(
+            pair
+            for pair in pairs
+            if pair[0] in options.methods and pair[1] in options.modes and applies(pair[0], model)
+        )
         yield model, batch, chosen
 
 
@@ -130,7 +150,7 @@ def compare(
     """Measure methods and modes on one network and batch size."""
     torch._dynamo.reset()
     images = Images(max(2 * batch, 50_000 if device.type == "cuda" else 4096), device)
-    steps, memory = {}, {}
+    steps, memory, ready = {}, {}, {}
     for method, mode in pairs:
         began = time.monotonic()
         try:
@@ -140,7 +160,8 @@ def compare(
         except torch.cuda.OutOfMemoryError:
             print(f"  {method} {mode}: out of memory", flush=True)
         else:
-            print(f"  {method} {mode}: ready in {time.monotonic() - began:.1f} s", flush=True)
+            ready[method, mode] = time.monotonic() - began
+            print(f"  {method} {mode}: ready in {ready[method, mode]:.1f} s", flush=True)
     times = in_turns(steps, device, options.rounds)
     rows = [
         {
@@ -148,9 +169,12 @@ def compare(
             "mode": mode,
             "model": model,
             "batch": batch,
-            "parameters": parameters_of(lipschitz(model)),
+            "parameters": parameters_of(relu(model)),
             "milliseconds": round(1000 * statistics.median(times[method, mode]), 3),
+            "quartiles": [round(1000 * each, 3) for each in quartiles(times[method, mode])],
             "peak_gib": memory[method, mode],
+            "ready_seconds": round(ready[method, mode], 1),
+            **getattr(steps[method, mode], "padding", {}),
         }
         for method, mode in steps
     ]
@@ -161,21 +185,42 @@ def compare(
     return rows
 
 
+def quartiles(times: list[float]) -> tuple[float, float]:
+    """The first and the third; of few times, the least and the largest."""
+    if len(times) < 4:
+        return min(times), max(times)
+    first, _, third = statistics.quantiles(times)
+    return first, third
+
+
+def at(row: dict, model: str, batch: int) -> bool:
+    return (row["model"], row["batch"]) == (model, batch)
+
+
 ROW = ("method", "mode", "model", "batch")
+
+
+def file_name(options: argparse.Namespace) -> str:
+    kind = "gpu" if torch.device(options.device).type == "cuda" else "cpu"
+    name = f"speed-examples-{kind}-quick" if options.quick else f"speed-examples-{kind}"
+    return name if options.graphs else f"{name}-no-graphs"
+
+
+def earlier_rows(options: argparse.Namespace) -> list[dict]:
+    """What earlier runs have measured."""
+    path = RESULTS / f"{file_name(options)}.json"
+    return json.loads(path.read_text()) if path.exists() else []
 
 
 def record(rows: list[dict], largest: list[dict], options: argparse.Namespace) -> None:
     """Write what is known so far."""
-    kind = "gpu" if torch.device(options.device).type == "cuda" else "cpu"
-    name = f"speed-{kind}-quick" if options.quick else f"speed-{kind}"
-    notes = "medians of steps in turns; TF32 on the GPU; rows of a batch include padding"
+    name = file_name(options)
+    notes = "medians of steps in turns; TF32 on the GPU; a batch is a number of expected examples"
     notes += "; compiled steps without privacy are CUDA graphs too" if options.graphs else ""
-    name += "-graphs" if options.graphs else ""
-    earlier = RESULTS / f"{name}.json"
-    if options.add and earlier.exists():
-        known = json.loads((RESULTS / f"{name}.about.json").read_text())
-        rows = merged(json.loads(earlier.read_text()), rows, ROW)
-        largest = merged(known["largest_batches"], largest, ("method", "model"))
+    about = RESULTS / f"{name}.about.json"
+    if options.add and about.exists():
+        known = json.loads(about.read_text())["largest_batches"]
+        largest = merged(known, largest, ("method", "model"))
     save_rows(name, rows, notes=notes, largest_batches=largest)
 
 

@@ -213,7 +213,7 @@ class TrainingConfig:
             them, privately, within the budget. It begins at `model.clip_gradient`, if given.
         precision: of products: `float32`, `tf32` (on a GPU) or `bfloat16`; less means more noise.
         compile: compile the forward and backward pass.
-        pad: give all batches one size; by default if training is compiled.
+        pad: give all batches one of a few sizes; by default if training is compiled.
         augment: any of `flip` and `crop:N`, in order.
         validate: measure loss and accuracy on the test set after every epoch.
         check_bounds: compare the gradients of so many examples with their bounds, at every
