@@ -7,6 +7,7 @@ weight, with the threshold as a tensor; an ordinary one calls the functions behi
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -21,18 +22,6 @@ from clipless.kernels._weight_sums import ConvolutionGeometry, convolution_weigh
 from clipless.kernels.enforced._norms import Threshold, rounded_to_tf32
 from clipless.kernels.enforced._sums import weight_sum
 
-_LIBRARY = torch.library.Library("clipless", "FRAGMENT")
-_TAGS = tuple(tag for tag in (getattr(torch.Tag, "flexible_layout", None),) if tag is not None)
-_LIMIT = "Tensor limit, Tensor only_counted"
-_LIBRARY.define(
-    f"enforced_linear_sum(Tensor cotangent, Tensor x, {_LIMIT}) -> (Tensor, Tensor)", tags=_TAGS
-)
-_LIBRARY.define(
-    f"enforced_kernel_sum(Tensor outer, Tensor inner, {_LIMIT}, int[] kernel, int[] stride, "
-    "int[] padding, int[] dilation, int groups) -> (Tensor, Tensor)",
-    tags=_TAGS,
-)
-
 
 def by_position(x: Tensor) -> Tensor:
     """Return (batch, ..., features) as (batch, positions, features)."""
@@ -46,9 +35,7 @@ def weight_sum_of_linear(cotangent: Tensor, x: Tensor, limit: Threshold) -> tupl
     """
     cotangent, x = rounded_to_tf32(cotangent), rounded_to_tf32(x)
     if limit.traced is not None:
-        found: tuple[Tensor, Tensor] = torch.ops.clipless.enforced_linear_sum(
-            cotangent, x, *limit.traced
-        )
+        found: tuple[Tensor, Tensor] = _operators().enforced_linear_sum(cotangent, x, *limit.traced)
         return found
     return _of_linear(cotangent, x, limit)
 
@@ -59,7 +46,7 @@ def weight_sum_of_kernel(
     """The kernel's gradient in float64: that of a linear layer on patches of `inner`."""
     outer, inner = rounded_to_tf32(outer), rounded_to_tf32(inner)
     if limit.traced is not None:
-        found: tuple[Tensor, Tensor] = torch.ops.clipless.enforced_kernel_sum(
+        found: tuple[Tensor, Tensor] = _operators().enforced_kernel_sum(
             outer, inner, *limit.traced, list(kernel.shape), *geometry
         )
         return found
@@ -165,7 +152,30 @@ def _format_of_norms(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-_LIBRARY.impl("enforced_linear_sum", _linear_operator, "CompositeExplicitAutograd")
-_LIBRARY.impl("enforced_kernel_sum", _kernel_operator, "CompositeExplicitAutograd")
-torch.library.register_fake("clipless::enforced_linear_sum", _fake_linear)
-torch.library.register_fake("clipless::enforced_kernel_sum", _fake_kernel)
+_LIMIT = "Tensor limit, Tensor only_counted"
+
+
+@functools.cache
+def _operators() -> Any:
+    """Define the operators when they are first needed: that takes longer than it should."""
+    library = torch.library.Library("clipless", "FRAGMENT")
+    # Compilers need not copy operands into another layout for them; older releases lack the tag.
+    tags = tuple(tag for tag in (getattr(torch.Tag, "flexible_layout", None),) if tag is not None)
+    library.define(
+        f"enforced_linear_sum(Tensor cotangent, Tensor x, {_LIMIT}) -> (Tensor, Tensor)", tags=tags
+    )
+    library.define(
+        f"enforced_kernel_sum(Tensor outer, Tensor inner, {_LIMIT}, int[] kernel, int[] stride, "
+        "int[] padding, int[] dilation, int groups) -> (Tensor, Tensor)",
+        tags=tags,
+    )
+    library.impl("enforced_linear_sum", _linear_operator, "CompositeExplicitAutograd")
+    library.impl("enforced_kernel_sum", _kernel_operator, "CompositeExplicitAutograd")
+    torch.library.register_fake("clipless::enforced_linear_sum", _fake_linear)
+    torch.library.register_fake("clipless::enforced_kernel_sum", _fake_kernel)
+    _KEPT.append(library)
+    return torch.ops.clipless
+
+
+_KEPT: list[torch.library.Library] = []
+"""A library's operators are gone with it."""
