@@ -148,10 +148,10 @@ class Encoder:
         """
         count = min(directions, self.base)
         if covariance is None:
-            mix, directions = (
+            mix, factors = (
                 _FILL * torch.eye(size, dtype=torch.float64) for size in (self._linear, self.base)
             )
-            return replace(self, mix=mix, directions=directions)
+            return replace(self, mix=mix, directions=factors)
         whole = _gains(covariance, noise=noise)
         base = _gains(covariance[: self.base, : self.base], noise=noise)
         return replace(
