@@ -102,15 +102,14 @@ def run_opacus(
     rule = replace(rule, hidden=32 if rows < 100_000 else 128, knot_step=0.0, directions=0)
     ledger = Ledger.in_memory(dataset_size=rows, relation=Relation.ZERO_OUT)
     reader = CliplessClassifier(random_state=seed)
-    numbers, codes, _ = reader._read(x, reset=True)
-    private = PrivateRows(numbers, codes, torch.from_numpy(y), ledger=ledger)
-    scaling = reader._scaling(private, rule, {}, ask_all=False)
-    decorrelates = rule.decorrelates(rows=rows, features=reader._schema.expected_features)
-    encoder = reader._fitted_encoder(private, scaling, rule, decorrelates)
+    read = reader._read(x, reset=True)
+    private = PrivateRows(*read, torch.from_numpy(y), ledger=ledger)
+    private = reader._prepare(private, rule)
+    encoder = reader._encoder
     prior = private.noisy_counts(
         lambda _x, _codes, y: y[:, None], bins=[2], noise_multiplier=rule.label_noise, label="prior"
     )[0].clamp(min=max(1.0, 1e-3 * rows))
-    inputs = torch.nn.functional.normalize(encoder(numbers, codes))
+    inputs = torch.nn.functional.normalize(encoder(*reader._read(x, reset=False)[:2]))
     targets = torch.from_numpy(y).float()
 
     network = torch.nn.Sequential(

@@ -148,8 +148,10 @@ class Encoder:
         """
         count = min(directions, self.base)
         if covariance is None:
-            fill = _FILL * torch.eye(self._linear, dtype=torch.float64)
-            return replace(self, mix=fill, directions=fill[: self.base, : self.base])
+            mix, factors = (
+                _FILL * torch.eye(size, dtype=torch.float64) for size in (self._linear, self.base)
+            )
+            return replace(self, mix=mix, directions=factors)
         whole = _gains(covariance, noise=noise)
         base = _gains(covariance[: self.base, : self.base], noise=noise)
         return replace(

@@ -13,7 +13,7 @@ from torch import Tensor
 from clipless.statistics import Scaling
 
 _REACH = 1.5  # spreads from the centre to the last knot of even steps
-_APART = 0.1  # of a spread, at least, between two knots: slopes are bounded
+_APART = 0.5  # of a spread, at least, between two knots: it bounds slopes
 _FEWEST, _MOST = 3, 16  # knots of a column; with fewer it goes without
 
 

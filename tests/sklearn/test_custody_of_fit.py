@@ -218,11 +218,11 @@ def test_fits_that_fail_after_a_query_count_as_well(table):
 
 
 def test_wide_tables_of_few_rows_are_treated_as_vectors_and_others_are_not():
-    def steps(rows, columns):
-        return TabularRule.choose(rows=rows, columns=columns, epsilon=1.0).steps
+    def clip(rows, columns):
+        return TabularRule.choose(rows=rows, columns=columns, epsilon=1.0).product_clip
 
-    assert steps(5_485, 384) == 120
-    assert steps(50 * 384, 384) == steps(5_485, 127) == 250
+    assert clip(5_485, 384) == TabularRule.choose_for_vectors(rows=5_485, epsilon=1.0).product_clip
+    assert clip(50 * 384, 384) == clip(5_485, 127) == 0.5
     x = np.random.default_rng(0).normal(size=(400, 130))
     fitted = CliplessClassifier(4.0, classes=[0, 1, 2], random_state=0).fit(x, np.arange(400) % 3)
     assert len(fitted.network_) == 2

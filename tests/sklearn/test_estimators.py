@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,13 @@ from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
-from clipless.sklearn import CliplessClassifier, CliplessRegressor, RepeatedFitWarning, load
+from clipless.sklearn import (
+    CliplessClassifier,
+    CliplessRegressor,
+    RepeatedFitWarning,
+    TabularRule,
+    load,
+)
 
 
 def test_it_learns():
@@ -92,10 +99,18 @@ def test_no_two_fits_are_the_same(table):
     pickle.loads(pickle.dumps(fresh))
 
 
-def test_certified_radii_hold(table):
-    """No move of the numbers within the radius, in spreads, changes a prediction."""
+@pytest.mark.parametrize(("bent", "times"), [(False, 4), (True, 16)], ids=["line", "bent"])
+def test_certified_radii_hold(table, bent, times):
+    """No move of the numbers within the radius, in spreads, changes a prediction.
+
+    Where features have pieces and products, steep in places, the radii are smaller.
+    """
     x, y = table
-    fitted = CliplessClassifier(epsilon=50.0, random_state=0).fit(x, y)
+    rule = TabularRule.choose(rows=len(x), columns=4, epsilon=50.0)
+    if not bent:
+        rule = replace(rule, knot_step=0.0, directions=0)
+    fitted = CliplessClassifier(epsilon=50.0, random_state=0, rule=rule).fit(x, y)
+    assert (fitted._encoder.directions is not None) == bent
     radius = fitted.certified_radius(x)
     assert (radius > 0).mean() > 0.9
     spread = fitted._encoder.spread.numpy()
@@ -106,6 +121,6 @@ def test_certified_radii_hold(table):
         step = towards if trial == 0 else random.normal(size=x.shape) + towards
         step = step / np.linalg.norm(step, axis=1, keepdims=True) * radius[:, None] * 0.999
         assert (fitted.predict(x + step * spread) == base).all()
-    # The radii mean something: four times as far along the worst direction, many change.
-    far = x + 4 * towards * radius[:, None] * spread
+    # The radii mean something: some times as far along the worst direction, many change.
+    far = x + times * towards * radius[:, None] * spread
     assert (fitted.predict(far) != base).mean() > 0.3

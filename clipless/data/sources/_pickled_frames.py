@@ -35,7 +35,7 @@ def _index(kind: Any, described: dict[str, Any]) -> Any:
 
 
 def _known() -> dict[tuple[str, str], Callable[..., Any]]:
-    rebuild: Any = np.empty(0).__reduce__()[0]
+    reduced: Any = np.empty(0).__reduce__()
     names: dict[tuple[str, str], Callable[..., Any]] = {
         ("builtins", "slice"): slice,
         ("numpy", "dtype"): np.dtype,
@@ -49,7 +49,7 @@ def _known() -> dict[tuple[str, str], Callable[..., Any]]:
     for module in ("pandas.core.indexes.base", "pandas.core.indexes.range", "pandas"):
         names |= {(module, each): _Recorded for each in ("Index", "RangeIndex")}
     for core in ("numpy.core", "numpy._core"):
-        names[core + ".multiarray", "_reconstruct"] = rebuild
+        names[core + ".multiarray", "_reconstruct"] = reduced[0]
         names[core + ".numeric", "_frombuffer"] = _array_of
     return names
 
