@@ -14,15 +14,15 @@ if find_spec("sklearn") is None:
 if TYPE_CHECKING:
     from clipless.sklearn._classifier import CliplessClassifier
     from clipless.sklearn._fits import RepeatedFitWarning
-    from clipless.sklearn._identifiers import ColumnWarning
     from clipless.sklearn._labels import read_labels, same_labels
     from clipless.sklearn._persistence import load
     from clipless.sklearn._regressor import CliplessRegressor
     from clipless.sklearn._rule import TabularRule
-    from clipless.sklearn._scores import PrivateScores
-    from clipless.sklearn._scoring import PrivateErrors
-    from clipless.sklearn._text import CliplessTextClassifier, CliplessTextRegressor
-    from clipless.sklearn._text_encoders import FolderEncoder, HashedNgrams
+    from clipless.sklearn.results._scores import PrivateScores
+    from clipless.sklearn.results._scoring import PrivateErrors
+    from clipless.sklearn.tables._identifiers import ColumnWarning
+    from clipless.sklearn.texts._text import CliplessTextClassifier, CliplessTextRegressor
+    from clipless.sklearn.texts._text_encoders import FolderEncoder, HashedNgrams
 
 __all__ = [
     "CliplessClassifier",

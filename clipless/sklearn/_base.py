@@ -32,7 +32,7 @@ from clipless.sklearn._fit_folder import FitFolder
 from clipless.sklearn._fits import count_fit
 from clipless.sklearn._network import build_network, seeded, set_bias
 from clipless.sklearn._rule import TabularRule
-from clipless.sklearn._table import HASH_BUCKETS, Rows
+from clipless.sklearn.tables._table import HASH_BUCKETS, Rows
 from clipless.statistics import PrivateRows, Scaling
 from clipless.training import LayerAdam, Trainer, TrainingOptions
 

@@ -18,7 +18,6 @@ from clipless.data import Cell, Scratch, read_cell
 from clipless.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from clipless.privacy import Ledger
 from clipless.sklearn._base import FAILURE_PART, Head, Query, given_users
-from clipless.sklearn._decisions import Decisions
 from clipless.sklearn._labels import (
     class_array,
     declared_classes,
@@ -26,9 +25,10 @@ from clipless.sklearn._labels import (
     sorted_cells,
 )
 from clipless.sklearn._network import add_to_bias
-from clipless.sklearn._plots import ClassifierPlots
 from clipless.sklearn._rule import TabularRule
-from clipless.sklearn._table_inputs import TableInputs
+from clipless.sklearn.results._decisions import Decisions
+from clipless.sklearn.results._plots import ClassifierPlots
+from clipless.sklearn.tables._table_inputs import TableInputs
 from clipless.statistics import PrivateRows, value_threshold
 
 _MOST_NUMBERS = 50  # different numbers, not declared as classes, that are not yet a quantity

@@ -18,8 +18,8 @@ from clipless.privacy import Ledger
 from clipless.sklearn._base import given_users
 from clipless.sklearn._labels import read_labels
 from clipless.sklearn._rule import TabularRule
-from clipless.sklearn._scoring import AnyLedger, PrivateErrors, score_regressor
-from clipless.sklearn._table_inputs import TableInputs
+from clipless.sklearn.results._scoring import AnyLedger, PrivateErrors, score_regressor
+from clipless.sklearn.tables._table_inputs import TableInputs
 from clipless.statistics import Scaling
 
 _STEEPNESS = 8.0  # how many spreads of the target one unit of the network's output is

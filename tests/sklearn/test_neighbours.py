@@ -11,7 +11,7 @@ import torch
 
 from clipless.privacy import Ledger, Relation, epsilon
 from clipless.sklearn import CliplessClassifier, CliplessRegressor, TabularRule
-from clipless.sklearn._table import columns_of, encode, read_schema
+from clipless.sklearn.tables._table import columns_of, encode, read_schema
 from clipless.statistics import PrivateRows
 
 pytestmark = [

@@ -27,7 +27,7 @@ from clipless.data import (
     read_cell,
     read_cells,
 )
-from clipless.sklearn._identifiers import identifiers
+from clipless.sklearn.tables._identifiers import identifiers
 
 HASH_BUCKETS = 1024
 """How many buckets categories are hashed into; one more is for missing values."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipless.sklearn._pieces import find_knots, piecewise, steepest
+from clipless.sklearn.tables._pieces import find_knots, piecewise, steepest
 from clipless.spectral import spectral_norm_bound
 from clipless.statistics import Scaling, decorrelation_matrix, noise_radius
 

@@ -9,8 +9,8 @@ from sklearn.metrics import roc_auc_score
 
 from clipless.privacy import Ledger, Relation
 from clipless.sklearn import CliplessClassifier, CliplessRegressor, TabularRule, load
-from clipless.sklearn._encoder import Encoder
-from clipless.sklearn._pieces import find_knots, piecewise
+from clipless.sklearn.tables._encoder import Encoder
+from clipless.sklearn.tables._pieces import find_knots, piecewise
 from clipless.statistics import PrivateRows, Scaling, fit_covariance, fit_scaling
 
 pytestmark = pytest.mark.filterwarnings("ignore::clipless.sklearn.RepeatedFitWarning")

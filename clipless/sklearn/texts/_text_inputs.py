@@ -13,11 +13,11 @@ from torch import Tensor
 from clipless.data import Cell, read_cells
 from clipless.sklearn._base import CliplessEstimator, Query
 from clipless.sklearn._rule import TabularRule
-from clipless.sklearn._table import Rows
-from clipless.sklearn._text_encoders import FunctionEncoder, TextEncoder, as_encoder
-from clipless.sklearn._text_encoders import restored_encoder as restored_text_encoder
-from clipless.sklearn._vector_cache import VectorCache
-from clipless.sklearn._vectors import VectorEncoder
+from clipless.sklearn.tables._table import Rows
+from clipless.sklearn.texts._text_encoders import FunctionEncoder, TextEncoder, as_encoder
+from clipless.sklearn.texts._text_encoders import restored_encoder as restored_text_encoder
+from clipless.sklearn.texts._vector_cache import VectorCache
+from clipless.sklearn.texts._vectors import VectorEncoder
 from clipless.statistics import PrivateRows, fit_scaling
 
 _PIECE = 1024

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from clipless.privacy import Ledger, Relation
-from clipless.sklearn._encoder import Encoder
+from clipless.sklearn.tables._encoder import Encoder
 from clipless.statistics import PrivateRows, fit_covariance
 
 ROWS = 20_000

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from clipless.errors import PrivacyError
-from clipless.sklearn._vector_cache import Vectors
+from clipless.sklearn.texts._vector_cache import Vectors
 
 
 class TextEncoder(Protocol):

@@ -7,7 +7,7 @@ from sklearn.metrics import roc_auc_score
 from clipless.errors import BudgetExhaustedError
 from clipless.privacy import Ledger, Relation
 from clipless.sklearn import CliplessClassifier, CliplessRegressor, load
-from clipless.sklearn._scores import BINS, PrivateScores, bin_centers, bin_edges, bins_of
+from clipless.sklearn.results._scores import BINS, PrivateScores, bin_centers, bin_edges, bins_of
 from clipless.statistics import PrivateRows
 
 pytestmark = pytest.mark.filterwarnings("ignore::clipless.sklearn.RepeatedFitWarning")

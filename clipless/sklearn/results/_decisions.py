@@ -11,8 +11,8 @@ from sklearn.utils.validation import check_is_fitted
 from clipless.robustness import certified_radius
 from clipless.sklearn._base import CliplessEstimator
 from clipless.sklearn._labels import same_labels
-from clipless.sklearn._scores import PrivateScores
-from clipless.sklearn._scoring import AnyLedger, score_classifier
+from clipless.sklearn.results._scores import PrivateScores
+from clipless.sklearn.results._scoring import AnyLedger, score_classifier
 
 
 class Decisions(CliplessEstimator):

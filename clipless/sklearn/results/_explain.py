@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clipless.sklearn._encoder import Encoder
-from clipless.sklearn._table import HASH_BUCKETS, Schema
+from clipless.sklearn.tables._encoder import Encoder
+from clipless.sklearn.tables._table import HASH_BUCKETS, Schema
 
 Numbers = NDArray[np.float64]
 

@@ -17,8 +17,8 @@ from clipless.sklearn import (
     HashedNgrams,
     load,
 )
-from clipless.sklearn._vector_cache import VectorCache
-from clipless.sklearn._vectors import STATISTICS_BOUND, VectorEncoder, unit_rows
+from clipless.sklearn.texts._vector_cache import VectorCache
+from clipless.sklearn.texts._vectors import STATISTICS_BOUND, VectorEncoder, unit_rows
 from clipless.statistics import PrivateRows
 
 pytestmark = pytest.mark.filterwarnings("ignore::clipless.sklearn.RepeatedFitWarning")

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from clipless.data import LargeTable
 from clipless.sklearn._base import CliplessEstimator, Query
-from clipless.sklearn._bounds import Bounds, public_bounds, with_bounds
-from clipless.sklearn._encoder import Encoder
-from clipless.sklearn._explain import contributions, dependence, importances
-from clipless.sklearn._identifiers import ColumnWarning, identifiers, perhaps_identifiers
-from clipless.sklearn._large import LargeRows, check_target, encode_piece, read_large
 from clipless.sklearn._rule import TabularRule
-from clipless.sklearn._table import (
+from clipless.sklearn.results._explain import contributions, dependence, importances
+from clipless.sklearn.tables._bounds import Bounds, public_bounds, with_bounds
+from clipless.sklearn.tables._encoder import Encoder
+from clipless.sklearn.tables._identifiers import ColumnWarning, identifiers, perhaps_identifiers
+from clipless.sklearn.tables._large import LargeRows, check_target, encode_piece, read_large
+from clipless.sklearn.tables._table import (
     BALLOTS,
     HASH_BUCKETS,
     Rows,

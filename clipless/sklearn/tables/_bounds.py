@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from clipless.sklearn._table import Schema
+from clipless.sklearn.tables._table import Schema
 from clipless.statistics import Scaling
 
 Bounds = dict[int, tuple[float, float]]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clipless.data import Cell, LargeTable, Piece, Repeated, Scratch, ScratchColumn
 from clipless.sklearn._labels import Labels, read_labels
-from clipless.sklearn._table import Rows, Schema, encode
+from clipless.sklearn.tables._table import Rows, Schema, encode
 
 _SHORT = ("float32", "float16", "int8", "int16", "uint8", "uint16", "bool")
 """Types whose values are numbers of 32 bits, without rounding."""

@@ -10,7 +10,7 @@ from clipless.privacy import Ledger
 from clipless.sklearn._classifier import CliplessClassifier
 from clipless.sklearn._regressor import CliplessRegressor
 from clipless.sklearn._rule import TabularRule
-from clipless.sklearn._text_inputs import TextInputs
+from clipless.sklearn.texts._text_inputs import TextInputs
 
 
 class CliplessTextClassifier(TextInputs, CliplessClassifier):

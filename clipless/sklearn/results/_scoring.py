@@ -15,7 +15,7 @@ import torch
 from clipless.errors import BudgetExhaustedError
 from clipless.privacy import Budget, FullBatch, Ledger, Relation
 from clipless.sklearn._labels import read_labels
-from clipless.sklearn._scores import BINS, PrivateScores, bins_of, noise_deviation
+from clipless.sklearn.results._scores import BINS, PrivateScores, bins_of, noise_deviation
 from clipless.statistics import PrivateRows
 
 _OCTAVES = 16  # of distances, half of them below one spread of the target

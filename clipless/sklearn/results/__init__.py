@@ -1,0 +1,1 @@
+"""What a fitted estimator says: decisions, scores on private rows, explanations, figures."""
