@@ -41,7 +41,7 @@ def test_contributions_add_up_to_the_output():
     rule = TabularRule.choose(rows=len(frame), columns=4, epsilon=3.0)
     line = CliplessClassifier(3.0, random_state=0, rule=replace(rule, knot_step=0, directions=0))
     for model, output, straight in (
-        # A class that two columns decide together: what age adds is no line, and depends on the job.
+        # A class that two columns decide: what age adds depends on the job.
         (
             CliplessClassifier(3.0, random_state=0).fit(frame, target > 1),
             "decision_function",
