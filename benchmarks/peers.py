@@ -193,7 +193,7 @@ def missing() -> dict[str, str]:
         try:
             __import__(module)
         except ImportError as error:
-            reasons[method] = str(error).splitlines()[0]
+            reasons[method] = str(error).splitlines()[0].partition(" (")[0]  # without the path
     return reasons
 
 
