@@ -109,7 +109,7 @@ def fit_scaling(
     count, columns = len(rows), numeric + len(buckets)
 
     def bins_of(*row: Tensor) -> Tensor:
-        parts = [_octaves(numbers(*row))] if numeric else []
+        parts = [_signed_octaves(numbers(*row))] if numeric else []
         return torch.cat([*parts, *([codes(*row)] if codes is not None and buckets else [])], 1)
 
     histograms = rows.noisy_counts(
@@ -163,14 +163,19 @@ def _no_number(first: Tensor, *others: Tensor) -> Tensor:
 
 
 def _octaves(x: Tensor) -> Tensor:
-    """The bin of every number: of |x| up to 2^(lowest + i), i bins to the side of its sign."""
+    """The bin of every number: i for |x| up to 2^(lowest + i), and one more for NaN."""
     exponent = torch.frexp(x.double().abs())[1]  # |x| in [2^(e-1), 2^e)
     # frexp gives 0 for zeros and infinities.
     exponent = torch.where(x == 0, _LOWEST, exponent)
     exponent = torch.where(x.isinf(), _HIGHEST, exponent)
-    size = (exponent.clamp(_LOWEST, _HIGHEST) - _LOWEST).long()
-    bins = _OCTAVES - 1 + torch.where(x < 0, -size, size)
-    return torch.where(x.isnan(), _MISSING, bins)
+    bins = (exponent.clamp(_LOWEST, _HIGHEST) - _LOWEST).long()
+    return torch.where(x.isnan(), _OCTAVES, bins)
+
+
+def _signed_octaves(x: Tensor) -> Tensor:
+    """The bin of every number by octave and sign: zero in the middle, the last one for NaN."""
+    size = _octaves(x)
+    return torch.where(x.isnan(), _MISSING, _OCTAVES - 1 + torch.where(x < 0, -size, size))
 
 
 def _magnitudes(signed: Tensor) -> Tensor:
