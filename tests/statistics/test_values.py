@@ -29,8 +29,9 @@ def test_frequent_values_are_told_with_their_counts():
     assert (mechanism.noise_multiplier, mechanism.failure, count) == (5.0, 1e-3, 1)
 
 
-def test_a_value_of_one_row_is_told_no_more_often_than_is_paid_for():
+def test_a_value_of_one_row_is_told_no_more_often_than_is_paid_for(monkeypatch):
     """With probability 2%, of which 40 of 2,000 are expected; none for rows that are empty."""
+    monkeypatch.setattr("clipless.statistics._values._BUCKETS", 64)  # less noise to draw
     ledger = Ledger.in_memory(dataset_size=30, relation=Relation.ZERO_OUT)
     column = torch.tensor([0] * 29 + [1])
     options = {"values": ["a", "b"], "noise_multiplier": 2.0, "failure": 0.02, "label": ""}
@@ -98,11 +99,12 @@ def test_failures_are_added_to_delta():
         Mechanism(noise_multiplier=5.0, sampling=FullBatch(dataset_size=100), failure=1.0)
 
 
-def test_where_a_row_is_replaced_two_names_may_depend_on_it():
+def test_where_a_row_is_replaced_two_names_may_depend_on_it(monkeypatch):
     """Of 30 rows one is replaced by another name: each is told half as often, from a lead of two.
 
     With a threshold for one row, names of two records' making were told with twice the probability.
     """
+    monkeypatch.setattr("clipless.statistics._values._BUCKETS", 64)  # less noise to draw
     deviation, failure = 2.0, 0.02
     once, twice = (
         value_threshold(noise_multiplier=deviation, failure=failure, changes=n) for n in (1, 2)

@@ -48,13 +48,16 @@ def sums(build, data, options):
     return run.engine.plan, seen
 
 
+LONG = [(residual, "compiled"), (residual, "integers, compiled"), (mlp, "integers, compiled")]
+"""What takes long to compile, beside the networks that are compiled anyway."""
+
+
 @pytest.mark.parametrize(
     ("build", "way"),
     [
-        (build, way)
+        pytest.param(build, way, marks=[pytest.mark.slow] if (build, way) in LONG else [])
         for build in (mlp, cnn, residual)
         for way in WAYS
-        if build is cnn or way != "integers, compiled"  # compiling takes seconds
     ],
     ids=lambda each: each if isinstance(each, str) else each.__name__,
 )
