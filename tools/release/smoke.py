@@ -205,7 +205,7 @@ def peft() -> None:
 
 
 def flower() -> None:
-    """Flower's client app is made of a client of ours; rounds need Flower's own server and nodes."""
+    """Flower's client app is made of a client of ours; rounds need Flower's own server."""
     import torch
     from flwr.clientapp import ClientApp
 
