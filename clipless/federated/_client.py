@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 
 import torch
@@ -21,12 +22,16 @@ from clipless.federated._task import (
     trained_parameters,
 )
 from clipless.federated._terms import FederatedTerms
+from clipless.ledger import EntryKind
 from clipless.privacy import Ledger, Relation
 
 LocalTraining = Callable[[nn.Module, int], None]
 """Trains a model in place on the client's own records, for the round of that number."""
 _LABEL = "federated round "
 _INSECURE = " (not private: insecure_seed)"
+_TERMS = "federated terms "
+_BOOKING = threading.Lock()
+"""Held from the look whether a round was answered until it is in the ledger."""
 
 
 class FederatedClient:
@@ -70,6 +75,7 @@ class FederatedClient:
         terms.require_room(sum(each.numel() for each in trained_parameters(model).values()))
         self.ledger = opened_ledger(ledger, terms)
         self._noise = NoiseShare(insecure_seed=insecure_seed)
+        self._mutex = threading.RLock()
 
     @property
     def answered(self) -> frozenset[int]:
@@ -85,8 +91,9 @@ class FederatedClient:
     def cost(self) -> FederatedCost:
         """What the rounds so far have cost this client."""
         return FederatedCost.of(
-            "this client", self.terms, self.ledger.history(), len(self.answered)
-        )
+            "this client", self.terms, self.ledger.history(), len(self.answered),
+            insecure=self.ledger.insecure,
+        )  # fmt: skip
 
     def answer(self, task: RoundTask) -> Tensor:
         """Train for one round, and return the message to be summed: (entries,) int64."""
@@ -100,27 +107,70 @@ class FederatedClient:
             raise BudgetExhaustedError(
                 f"round {task.number} is none of the {terms.rounds} that were agreed on"
             )
-        if task.number in self.answered:
+        with self._mutex:  # one model, hence one round at a time
+            self._require_unanswered(task.number)
+            load_weights(self.model, task.weights)
+            before = copied_weights(self.model)
+            self._train(self.model, task.number)
+            moved = flat_difference(copied_weights(self.model), before)
+            steps = encoded_update(moved, bound=terms.bound, limit=terms.limit)
+            self._count(task.number)
+            if terms.noise == "central":
+                return steps
+            message = steps.to(torch.float64)  # whole numbers far below 2^53: exact
+            query = Query("federated update", float(terms.limit), float(SHARE_STEPS))
+            release_([message], [query], self._noise)
+            return message.to(torch.int64)
+
+    def _count(self, number: int) -> None:
+        """Write a round into the ledger, unless an answer went out during the training."""
+        with _BOOKING:
+            self._require_unanswered(number)
+            label = f"{_LABEL}{number}{_INSECURE if self._noise.insecure else ''}"
+            self.ledger.record(self.terms.taking_part, label=label)
+
+    def _require_unanswered(self, number: int) -> None:
+        if number in self.answered:
             raise PrivacyError(
-                f"round {task.number} was answered before: another answer would cost once more"
+                f"round {number} was answered before: another answer would cost once more"
             )
-        load_weights(self.model, task.weights)
-        before = copied_weights(self.model)
-        self._train(self.model, task.number)
-        moved = flat_difference(copied_weights(self.model), before)
-        steps = encoded_update(moved, bound=terms.bound, limit=terms.limit)
-        label = f"{_LABEL}{task.number}{_INSECURE if self._noise.insecure else ''}"
-        self.ledger.record(terms.taking_part, label=label)
-        if terms.noise == "central":
-            return steps
-        message = steps.to(torch.float64)  # whole numbers far below 2^53: exact
-        query = Query("federated update", float(terms.limit), float(SHARE_STEPS))
-        release_([message], [query], self._noise)
-        return message.to(torch.int64)
 
 
 def opened_ledger(given: str | os.PathLike[str] | Ledger | None, terms: FederatedTerms) -> Ledger:
-    """Return the ledger of one side: that of a file, which is continued, or one in memory."""
+    """Return the ledger of one side, begun for these terms: a file is continued, or refused.
+
+    The terms are named in it before the first round, as the cost of a round is told by them.
+    """
     if isinstance(given, Ledger):
+        _require_begun_for(given, terms)
         return given
-    return Ledger(given, dataset_size=terms.clients, relation=Relation.ZERO_OUT)
+    ledger = Ledger(given, dataset_size=terms.clients, relation=Relation.ZERO_OUT)
+    try:
+        _require_begun_for(ledger, terms)
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def _require_begun_for(ledger: Ledger, terms: FederatedTerms) -> None:
+    kept = (ledger.dataset_size, ledger.relation)
+    if kept != (terms.clients, Relation.ZERO_OUT):
+        raise PrivacyError(
+            f"this ledger is about {kept[0]} units under {kept[1]}, and the terms are about "
+            f"{terms.clients} clients under {Relation.ZERO_OUT}: give it a ledger of its own"
+        )
+    entries = ledger.entries()
+    begun = {
+        each.label.removeprefix(_TERMS)
+        for each in entries
+        if each.kind is EntryKind.OPEN and each.label.startswith(_TERMS)
+    }
+    if begun - {terms.digest} or (not begun and any(each.mechanism for each in entries)):
+        raise PrivacyError(
+            f"the ledger{' in memory' if ledger.path is None else ' ' + ledger.path} has counted "
+            "something else, such as rounds under other terms, whose messages cost something "
+            "else: agree on new terms with a ledger of their own, and add both costs up"
+        )
+    if not begun:
+        ledger.begin_run(_TERMS + terms.digest)

@@ -26,35 +26,48 @@ class FederatedCost:
     planned: int
     delta: float
     epsilon: float
-    """For those who see every sum with its noise, hence the model after every round."""
+    """For those who see every sum with its noise, hence the model after every round. Infinite if
+    a seed made noise that somebody can compute again."""
     message_epsilon: float
     """For those who see the client's own messages: infinite where these have no noise."""
+    insecure: bool = False
+    """Whether a round had the noise of an `insecure_seed`: then nothing is private."""
     unit: str = "one client, with all its records"
 
     @classmethod
-    def of(cls, party: str, terms: FederatedTerms, history: History, rounds: int) -> FederatedCost:
-        """Return the cost of a history of rounds."""
-        delta, message = terms.target_delta, terms.message
-        alone = math.inf if message is None else 0.0
-        if message is not None and rounds:
-            alone = epsilon(((message, rounds),), delta)
+    def of(
+        cls, party: str, terms: FederatedTerms, history: History, rounds: int, *,
+        insecure: bool = False,
+    ) -> FederatedCost:  # fmt: skip
+        """Return the cost of a ledger's history, of which some releases are rounds of the terms.
+
+        Whatever else the history counts is part of both figures.
+        """
+        delta = terms.target_delta
+        released = math.inf if insecure else epsilon(history, delta)
         return cls(
             party=party,
             rounds=rounds,
             planned=terms.rounds,
             delta=delta,
-            epsilon=epsilon(history, delta) if rounds else 0.0,
-            message_epsilon=alone if rounds else 0.0,
+            epsilon=released,
+            message_epsilon=math.inf if insecure else _of_messages(terms, history),
+            insecure=insecure,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; infinity becomes None."""
-        found = asdict(self)
-        if math.isinf(self.message_epsilon):
-            found["message_epsilon"] = None
-        return found
+        return {
+            name: None if isinstance(value, float) and math.isinf(value) else value
+            for name, value in asdict(self).items()
+        }
 
     def __str__(self) -> str:
+        if self.insecure:
+            return (
+                f"{self.party}: {self.rounds} of {self.planned} rounds, not private: their noise "
+                "came from an insecure_seed, which is for tests"
+            )
         seen = (
             "no bound"
             if math.isinf(self.message_epsilon)
@@ -65,3 +78,15 @@ class FederatedCost:
             f"{self.epsilon:.3g} at delta {self.delta:.3g} for those who see what is released, "
             f"and {seen} for those who see its messages"
         )
+
+
+def _of_messages(terms: FederatedTerms, history: History) -> float:
+    """Return epsilon for those who see messages: each round is one, of the noise it has alone."""
+    seen = []
+    for mechanism, count in history:
+        if mechanism in (terms.mechanism, terms.taking_part):
+            if terms.message is None:
+                return math.inf
+            mechanism = terms.message
+        seen.append((mechanism, count))
+    return epsilon(tuple(seen), terms.target_delta)

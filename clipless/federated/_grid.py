@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -24,13 +26,13 @@ def encoded_update(update: Tensor, *, bound: float, limit: int) -> Tensor:
         tensor([0, 0])
     """
     flat = update.detach().flatten().to("cpu", torch.float64)
-    if not bool(flat.isfinite().all()):
-        return torch.zeros(flat.shape, dtype=torch.int64)
     largest = float(flat.abs().max()) if len(flat) else 0.0
-    scale = max(largest, bound)  # squares of what is left neither overflow nor vanish together
-    flat = flat / scale
-    norm = float(flat.norm()) * scale / bound
-    steps = flat * (scale / bound / max(norm, 1.0) * limit * _ROOM)
+    # Divided by the larger of both, entries are at most 1. What has an entry above the bound is
+    # then of norm 1 or more, and loses its length; of the rest the bound has become 1.
+    flat = flat / max(largest, bound)
+    steps = flat * (limit * _ROOM / max(float(flat.norm()), 1.0))
+    if not (math.isfinite(largest) and bool(steps.isfinite().all())):
+        return torch.zeros(flat.shape, dtype=torch.int64)
     found = steps.trunc().to(torch.int64)
     while excess(found, limit=limit):
         found = (found.to(torch.float64) * (1 - 2.0**-20)).trunc().to(torch.int64)

@@ -94,7 +94,10 @@ class FederatedServer:
     @property
     def cost(self) -> FederatedCost:
         """What the rounds so far have cost each client."""
-        return FederatedCost.of("the server", self.terms, self.ledger.history(), self.number)
+        return FederatedCost.of(
+            "the server", self.terms, self.ledger.history(), self.number,
+            insecure=self.ledger.insecure,
+        )  # fmt: skip
 
     def begin_round(self) -> RoundTask:
         """Count the next round, and return what its clients are to be sent."""
@@ -113,6 +116,10 @@ class FederatedServer:
         """Return which of the clients are asked: each with probability `terms.rate`, once a round.
 
         Coins come from the operating system. Who was asked is secret where the rate is below 1.
+
+        Raises:
+            PrivacyError: if fewer clients are there than shares of noise are needed, so that
+                nobody answers, and pays, for a sum that could not be opened; or more than agreed.
         """
         self._require_open()
         if self._asked is not None:
@@ -124,6 +131,12 @@ class FederatedServer:
                 f"terms are for {self.terms.clients}: the number of clients is public and fixed"
             )
         threshold = int(self.terms.rate * 2**_COIN_BITS)  # rounded down: never above the rate
+        if self.terms.noise == "shares" and len(available) < self._least:
+            raise PrivacyError(
+                f"{len(available)} clients are there, but the terms need {self._least} shares of "
+                f"noise (of {self.terms.clients} clients {self.terms.dropouts} may drop out): "
+                "nobody is asked. Wait for more, and choose again"
+            )
         asked = [each for each in available if fresh_bits(_COIN_BITS) < threshold]
         self._asked = tuple(asked)
         return asked
@@ -141,10 +154,9 @@ class FederatedServer:
         refused = {name: why for name, each in messages.items() if (why := self._flaw(name, each))}
         summed = tuple(name for name in messages if name not in refused)
         self._open = False
-        least = self.terms.clients - self.terms.dropouts
-        if self.terms.noise == "shares" and len(summed) < least:
+        if self.terms.noise == "shares" and len(summed) < self._least:
             raise PrivacyError(
-                f"{len(summed)} shares of noise have come, but the terms need {least} (of "
+                f"{len(summed)} shares of noise have come, but the terms need {self._least} (of "
                 f"{self.terms.clients} clients {self.terms.dropouts} may drop out): the sum must "
                 "not be opened"
             )
@@ -160,6 +172,11 @@ class FederatedServer:
         update = mean / self.terms.expected
         self._step(update)
         return RoundResult(number=self.number, summed=summed, refused=refused, update=update)
+
+    @property
+    def _least(self) -> int:
+        """How many shares a sum needs that is opened."""
+        return self.terms.clients - self.terms.dropouts
 
     def _flaw(self, name: Hashable, message: Tensor) -> str | None:
         """Return why a message counts as nothing, or None."""

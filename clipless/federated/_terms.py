@@ -13,6 +13,7 @@ from clipless.accounting import (
     FullBatch,
     Mechanism,
     PoissonSampling,
+    chosen_delta,
     epsilon,
     noise_multiplier_for,
 )
@@ -49,7 +50,8 @@ class FederatedTerms:
         dropouts: of how many clients the shares may be missing in a round.
         colluding: of how many clients the shares may be known to the adversary. The shares of all
             others add up to the planned noise.
-        delta: by default 0.1 / N, rounded down.
+        delta: by default 0.1 / N, rounded down. One above that needs `LargeDelta`, and 1 / N is
+            refused.
 
     Example:
         >>> terms = FederatedTerms.for_epsilon(3.0, clients=200, rounds=10, bound=1.0,
@@ -97,8 +99,7 @@ class FederatedTerms:
                 f"a noise multiplier of {self.noise_multiplier:g} for {self.clients} clients is "
                 "outside of what the grid of updates has room for"
             )
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise ValueError(f"delta must lie strictly between 0 and 1, got {self.delta!r}")
+        chosen_delta(self.delta, self.clients)
 
     @classmethod
     def for_epsilon(

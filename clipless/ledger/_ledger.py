@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from typing import Any, NoReturn, Self
 
 from clipless.accounting import (
-    FixedOrder,
     Mechanism,
     Relation,
     RenyiFilter,
     require_supported_relation,
+    steps_paid_together,
 )
 from clipless.errors import LedgerError
 from clipless.ledger import _process
@@ -192,11 +192,12 @@ class Ledger(LedgerWriter):
             taken = {entry.source for entry in self.entries()}
             if head in digests or head in taken:
                 return
-            if any(isinstance(each.sampling, FixedOrder) for each in other.counts()):
+            if any(steps_paid_together(each.sampling) > 1 for each in other.counts()):
                 raise LedgerError(
                     "the checkpoint's ledger went another way and counts passes in a fixed order, "
-                    "of which both may have released a part: what they cost together is not the "
-                    "sum of what they say. Go on with the ledger that its run has written"
+                    "or rounds of groups, of which both may have released a part: what they cost "
+                    "together is not the sum of what they say. Go on with the ledger that its run "
+                    "has written"
                 )
             missing = other.releases_beyond(digests)
             for position, (mechanism, count) in enumerate(missing, start=1):

@@ -17,6 +17,7 @@ from clipless.accounting import (
     filter_of_name,
 )
 from clipless.kernels import GRID_STEPS
+from clipless.privacy._precision import NO_ROUNDING
 from clipless.privacy.noise._correlated_options import describe_correlation
 
 if TYPE_CHECKING:
@@ -104,21 +105,7 @@ class PrivacyReport:
                 "one of them, epsilon does not cover it: declare a filter (accountant='filter'). "
                 "A run that results have stopped early costs what its plan costs."
             )
-        if isinstance(self.plan.sampling, PoissonSampling | CyclicPoissonSampling):
-            found.append(
-                "Amplification by sampling takes for granted that an example which is not drawn "
-                "leaves what the others add as it was. In floating-point arithmetic it moves by "
-                "rounding, as other rows meet in a sum: by 3e-5 of a bound or less where it was "
-                "measured, which is not proved."
-            )
-        uncovered = self.plan.sums.uncovered
-        if uncovered > 0:
-            found.append(
-                "Gradients of convolutions are summed in float32 on this device. In the worst case "
-                f"of rounding, one example could move such a sum by {uncovered:.2g} times its "
-                "bound more than the bound; epsilon does not cover it. All sums are covered on a "
-                "CPU, and on a GPU with Triton."
-            )
+        found += self.arithmetic_caveats
         if self.insecure:
             found.insert(
                 0,
@@ -128,6 +115,29 @@ class PrivacyReport:
         if self.ledger is None:
             found.append("The ledger is kept in memory only: a new process would not know of it.")
         return (*found, *self.notes)
+
+    @property
+    def arithmetic_caveats(self) -> tuple[str, ...]:
+        """What rounding can do that epsilon does not cover: those of the caveats."""
+        found = []
+        if isinstance(self.plan.sampling, PoissonSampling | CyclicPoissonSampling):
+            found.append(
+                "Amplification by sampling takes for granted that an example which is not drawn "
+                "leaves what the others add as it was. In floating-point arithmetic it moves by "
+                "rounding, as other rows meet in a sum: by 3e-5 of a bound or less where it was "
+                "measured, which is not proved."
+            )
+        uncovered = self.plan.sums.uncovered
+        if self.plan.sums == NO_ROUNDING:
+            found.append("What rounding adds to sums is not stated by this plan.")
+        if uncovered > 0:
+            found.append(
+                "Gradients of convolutions are summed in float32 on this device. In the worst case "
+                f"of rounding, one example could move such a sum by {uncovered:.2g} times its "
+                "bound more than the bound; epsilon does not cover it. All sums are covered on a "
+                "CPU, and on a GPU with Triton."
+            )
+        return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""

@@ -81,6 +81,10 @@ def deployment_record(report: RunReport) -> dict[str, Any]:
             "releases": claim["releases"],
             "composition": [] if spent is None else spent["items"],
         },
+        "arithmetic": {
+            "holds_for": claim["arithmetic"],
+            "not_covered": list(claim["arithmetic_caveats"]),
+        },
         "released": "every noisy gradient, hence the weights after every step",
         "post_processing": list(POST_PROCESSING),
         "hazards": [*claim["not_protected"], *claim["caveats"]],

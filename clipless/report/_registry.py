@@ -101,12 +101,13 @@ def nist_answers(record: Mapping[str, Any]) -> list[dict[str, Any]]:
          "everything in the ledger of this run; what others released is not in it"),
         ("algorithm", "Which mechanism adds which noise to what?", record["mechanism"]["kind"]),
         ("algorithm", "How are sensitivities bounded?",
-         "by proof from the architecture, or by the backward pass; rounding is included"),
+         "by proof from the architecture, or by the backward pass; of rounding, what the answer on "
+         "arithmetic says"),
         ("algorithm", "What follows without cost?", "; ".join(record["post_processing"])),
         ("algorithm", "Were settings, or this run among several, chosen by looking?", None),
         ("utility", "How accurate is the result, and for whom is it worse?", None),
         ("implementation", "Is the arithmetic of the machine part of the guarantee?",
-         "yes: rounding of sums, and noise on a grid"),
+         _on_arithmetic(record["arithmetic"])),
         ("implementation", "Where does randomness come from?",
          "ChaCha20, keyed by the operating system"),
         ("implementation", "What was checked of this run, and did it hold?",
@@ -120,3 +121,11 @@ def nist_answers(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         {"layer": layer, "question": question, "answer": answer}
         for layer, question, answer in asked
     ]
+
+
+def _on_arithmetic(arithmetic: Mapping[str, Any]) -> str:
+    """Return whether rounding is covered: in part, if a caveat of the run is about it."""
+    if not arithmetic["not_covered"]:
+        return f"yes; epsilon holds for {arithmetic['holds_for']}"
+    gaps = " ".join(arithmetic["not_covered"])
+    return f"in part; epsilon holds for {arithmetic['holds_for']}. Not covered: {gaps}"

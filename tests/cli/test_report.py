@@ -56,6 +56,9 @@ def test_a_deployment_record_is_made_from_the_ledger(run):
     assert entry["product"]["intended_use"] is None  # what no ledger knows
     answers = {each["question"]: each["answer"] for each in record["nist_sp_800_226"]}
     assert str(said["epsilon"]) in answers["Which definition is met, with which parameters?"]
+    covered = answers["Is the arithmetic of the machine part of the guarantee?"]
+    assert covered.startswith("in part; ")  # this run's batches are sampled
+    assert all(each in covered for each in record["arithmetic"]["not_covered"])
     assert [each["layer"] for each in record["nist_sp_800_226"]][-1] == "data collection"
     assert None in answers.values()
     before = (run / "deployment.json").read_text()

@@ -15,7 +15,7 @@ import pytest
 
 from clipless.data import TABLES, DataFileError, DataNotFoundError, load_packaged
 from clipless.data.sources import _packages
-from clipless.data.sources._pickled_frames import read_pickled_frame
+from clipless.data.sources._pickled_frames import _Reader, read_pickled_frame
 from tests.cli.shell import here
 
 ROWS = 40
@@ -127,6 +127,50 @@ def test_a_pickled_frame_is_read_without_pandas_classes(monkeypatch):
     columns = read_pickled_frame(pickle.dumps(frame, protocol=5), where="here")
     assert list(columns) == list("abcd")
     assert {name: column.tolist() for name, column in columns.items()} == frame.to_dict("list")
+
+
+def test_types_of_simple_values_are_read():
+    frame = pd.DataFrame({
+        "flag": [True, False], "word": pd.Series(["a", None], dtype=object),
+        "small": np.array([1, -2], dtype=np.int8), "half": np.array([0.5, 1.5], dtype=">f4"),
+    })  # fmt: skip
+    frame.columns = pd.Index(frame.columns, dtype=object)
+    for protocol in (4, 5):  # bytes in the array's state, or beside it
+        columns = read_pickled_frame(pickle.dumps(frame, protocol=protocol), where="here")
+        for name, column in columns.items():
+            assert column.dtype == frame[name].dtype
+            assert column.tolist() == frame[name].to_numpy().tolist()
+
+
+def made_of(kind, state):
+    """A pickle of an array whose type is given a state of the file's own."""
+
+    class Type:
+        def __reduce__(self):
+            return np.dtype, (kind, False, True), state
+
+    class Array:
+        def __reduce__(self):
+            address = (0x4141414141414141).to_bytes(8, "little")
+            return np._core.numeric._frombuffer, (address, Type(), (1,), "C")
+
+    return pickle.dumps(Array(), protocol=4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        ("V8", (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)),
+        ("i8", (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)),
+        ("i8", (3, "|", (np.dtype("O"), (1,)), None, None, 8, 1, 0)),
+        ("O8", (3, "|", None, None, None, -1, -1, 0)),
+        ("O,i4", (3, "|", None, None, None, -1, -1, 0)),
+    ],
+    ids=["fields", "fields of a number", "parts", "objects", "two types"],
+)
+def test_bytes_never_become_addresses_of_objects(kind, state):
+    with pytest.raises(DataFileError, match=r"made of parts|which no table has|not in a list"):
+        _Reader(io.BytesIO(made_of(kind, state))).load()
 
 
 class Evil:

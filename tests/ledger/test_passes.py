@@ -2,11 +2,15 @@
 
 import pytest
 
-from clipless.accounting import FixedOrder, Mechanism, Relation
+from clipless.accounting import CyclicPoissonSampling, FixedOrder, Mechanism, Relation
 from clipless.errors import LedgerError
 from clipless.ledger import Ledger, nothing_released_since
 
 PASS = Mechanism(noise_multiplier=2.0, sampling=FixedOrder(dataset_size=20, batch_size=5))
+ROUND = Mechanism(
+    noise_multiplier=2.0,
+    sampling=CyclicPoissonSampling(dataset_size=20, rate=0.25, groups=4),
+)
 
 
 def ledger(path=None):
@@ -52,15 +56,17 @@ def test_lines_that_must_be_there_are_waited_for(tmp_path, monkeypatch, certain)
     assert waited == [certain]
 
 
-def test_a_ledger_that_went_another_way_with_passes_is_not_added():
+@pytest.mark.parametrize("paid", [PASS, ROUND], ids=["passes", "rounds of groups"])
+def test_a_ledger_that_went_another_way_with_passes_or_rounds_is_not_added(paid):
     book = ledger()
-    book.spend(PASS)
+    book.spend(paid)
     common = book.snapshot()
     other = Ledger(None, snapshot=common)
-    other.spend(PASS)
+    other.spend(paid)
     book.absorb(common)
-    with pytest.raises(LedgerError, match="passes in a fixed order"):
+    with pytest.raises(LedgerError, match="passes in a fixed order, or rounds of groups"):
         book.absorb(other.snapshot())
+    assert book.history() == ((paid, 1),)
 
 
 def test_a_pass_is_reserved_alone_and_read_again(tmp_path):

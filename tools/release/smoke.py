@@ -204,6 +204,24 @@ def peft() -> None:
     transformers(adapters=True)
 
 
+def flower() -> None:
+    """Flower's client app is made of a client of ours; rounds need Flower's own server."""
+    import torch
+    from flwr.clientapp import ClientApp
+
+    from clipless.federated import FederatedClient, FederatedServer, FederatedTerms
+    from clipless.integrations import flower_client_app, train_with_flower
+
+    terms = FederatedTerms(clients=1, rounds=1, bound=1.0, noise_multiplier=1.0, noise="shares")
+    client = FederatedClient(torch.nn.Linear(2, 1), lambda model, number: None, terms)
+    assert isinstance(flower_client_app(lambda context: client), ClientApp)
+    server = FederatedServer(torch.nn.Linear(2, 1), terms)
+    assert train_with_flower(server, grid=None, rounds=0) == []
+    task = server.begin_round()
+    (name,) = server.chosen([1])
+    assert server.finish_round({name: client.answer(task)}).summed == (1,)
+
+
 def everything() -> None:
     """What most people install: all of it together, and the doctor is content."""
     core()
@@ -216,7 +234,7 @@ TESTS: dict[str, Callable[[], None]] = {
     "core": bare, "cli": cli, "sklearn": sklearn, "data": data, "plots": plots,
     "tensorboard": tensorboard, "onnx": onnx, "demo": sklearn, "sweeps": sweeps,
     "postgresql": postgresql, "lightning": lightning, "transformers": transformers, "peft": peft,
-    "all": everything,
+    "flower": flower, "all": everything,
 }  # fmt: skip
 """What is tried of each extra that users install."""
 

@@ -16,6 +16,7 @@ from clipless.privacy import (
     PrivacyReport,
     Relation,
     describe_accountant,
+    describe_arithmetic,
     describe_sampling,
     describe_unit,
     neighbours_in_words,
@@ -73,6 +74,10 @@ class Claim:
     not_protected: tuple[str, ...]
     caveats: tuple[str, ...]
     """The fine print: `PrivacyReport.caveats`."""
+    arithmetic: str
+    """Which arithmetic epsilon holds for."""
+    arithmetic_caveats: tuple[str, ...]
+    """Those of the caveats that are about rounding."""
 
 
 def claim(
@@ -98,6 +103,7 @@ def claim(
         for rate in _FALSE_ALARMS
         if curve is not None
     )
+    said = _report(plan, releases, insecure=insecure)
     return Claim(
         standing=standing,
         headline=_headline(standing, stated, plan, insecure=insecure),
@@ -120,7 +126,9 @@ def claim(
         protected=_protected(standing, plan),
         from_whom=_from_whom(standing),
         not_protected=_not_protected(plan),
-        caveats=_caveats(plan, releases, insecure=insecure),
+        caveats=said.caveats,
+        arithmetic=describe_arithmetic(plan),
+        arithmetic_caveats=said.arithmetic_caveats,
     )
 
 
@@ -262,7 +270,7 @@ def _not_protected(plan: Plan) -> tuple[str, ...]:
     )
 
 
-def _caveats(plan: Plan, releases: int | None, *, insecure: bool) -> tuple[str, ...]:
+def _report(plan: Plan, releases: int | None, *, insecure: bool) -> PrivacyReport:
     return PrivacyReport(
         epsilon=math.nan,
         delta=plan.delta,
@@ -271,4 +279,4 @@ def _caveats(plan: Plan, releases: int | None, *, insecure: bool) -> tuple[str, 
         plan=plan,
         ledger=RunFile.LEDGER.value,
         insecure=insecure,
-    ).caveats
+    )

@@ -1,6 +1,8 @@
 """What epsilon means, compared with a mechanism of which everything is known."""
 
 import math
+from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from scipy.stats import norm
@@ -14,6 +16,8 @@ from clipless.privacy import (
     Relation,
     epsilon,
 )
+from clipless.privacy._precision import SumRounding
+from clipless.report._registry import nist_answers
 from clipless.report.sections._claim import claim
 
 
@@ -115,3 +119,28 @@ def test_the_history_counts_and_not_the_plan():
     once = claimed(given)
     assert more.guess_bound_exact > once.guess_bound_exact
     assert isinstance(given.mechanism, Mechanism)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "sums", "answer", "words"),
+    [
+        (None, SumRounding(1e-7), "yes", ()),
+        (PoissonSampling(dataset_size=1000, rate=0.1), SumRounding(1e-7), "in part",
+         ("not proved",)),
+        (None, SumRounding(1e-7, 3.0), "in part", ("float32 on this device", "real numbers")),
+        (None, SumRounding(), "in part", ("not stated",)),
+    ],
+    ids=["all of it", "sampling", "a GPU without Triton", "an old plan"],
+)  # fmt: skip
+def test_whether_arithmetic_is_covered_is_answered_by_the_plan(sampling, sums, answer, words):
+    found = claimed(replace(plan(sigma=1.0, sampling=sampling), sums=sums))
+    assert set(found.arithmetic_caveats) <= set(found.caveats)
+    record = defaultdict(lambda: defaultdict(str), post_processing=[], checks=[])
+    record["arithmetic"] = {
+        "holds_for": found.arithmetic, "not_covered": found.arithmetic_caveats
+    }  # fmt: skip
+    said = [
+        each for each in nist_answers(record) if "arithmetic of the machine" in each["question"]
+    ]
+    assert said[0]["answer"].startswith(answer + "; ")
+    assert all(each in said[0]["answer"] for each in words)
