@@ -14,7 +14,9 @@ IDS = [0, *[1] * 10, *[2] * 1000, *range(3, 60)]
 
 def rows_of(x, users=None, noise=None):
     users = users or Users(IDS)
-    ledger = Ledger.in_memory(dataset_size=users.number, relation=Relation.ZERO_OUT)
+    ledger = Ledger.in_memory(
+        dataset_size=users.number, relation=Relation.ZERO_OUT, unit=users.digest
+    )
     return PrivateRows(x, ledger=ledger, users=users, insecure_seed=noise)
 
 
