@@ -26,6 +26,8 @@ FORMAT = "clipless-ledger"
 VERSIONS = (1, 2)
 """Version 2 has a filter in its first line, which version 1 does not know."""
 HEADER_START = f'{{"format": "{FORMAT}"'
+EXAMPLES = "example"
+"""The unit of a ledger that does not say another one: each record by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,7 @@ class LedgerText:
     dataset_size: int
     relation: Relation
     filter: RenyiFilter | None
+    unit: str
     entries: tuple[LedgerEntry, ...]
     lines: tuple[str, ...]
     digests: tuple[str, ...]
@@ -88,7 +91,11 @@ def _count_releases(entries: Iterable[LedgerEntry]) -> dict[Mechanism, int]:
 
 
 def header_fields(
-    *, dataset_size: int, relation: Relation, filter: RenyiFilter | None = None
+    *,
+    dataset_size: int,
+    relation: Relation,
+    filter: RenyiFilter | None = None,
+    unit: str | None = None,
 ) -> dict[str, Any]:
     """Return the fields of a first line. The identifier keeps equal beginnings of ledgers apart."""
     return {
@@ -97,6 +104,7 @@ def header_fields(
         "dataset_size": dataset_size,
         "relation": relation.value,
         **({} if filter is None else {"filter": filter.to_dict()}),
+        **({} if unit in (None, EXAMPLES) else {"unit": unit}),
         "identifier": f"{fresh_bits(64):016x}",
         "time": utc_timestamp(),
     }
@@ -140,6 +148,7 @@ def parse_ledger(lines: Iterable[str], *, name: str) -> LedgerText:
         dataset_size=header["dataset_size"],
         relation=Relation(header["relation"]),
         filter=_filter_of(header),
+        unit=header.get("unit", EXAMPLES),
         entries=tuple(entries),
         lines=tuple(kept),
         digests=tuple(digests),
@@ -158,6 +167,8 @@ def _read_header(fields: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("the header has no valid dataset_size")
     Relation(fields["relation"])
     _filter_of(fields)
+    if not (isinstance(fields.get("unit", EXAMPLES), str) and fields.get("unit", EXAMPLES)):
+        raise ValueError("the header has no valid unit")
     return fields
 
 

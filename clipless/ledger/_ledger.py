@@ -18,7 +18,13 @@ from clipless.accounting import (
 from clipless.errors import LedgerError
 from clipless.ledger import _process
 from clipless.ledger._file import LedgerFile
-from clipless.ledger._format import LedgerText, header_fields, is_insecure, parse_ledger
+from clipless.ledger._format import (
+    EXAMPLES,
+    LedgerText,
+    header_fields,
+    is_insecure,
+    parse_ledger,
+)
 from clipless.ledger._runs import RunSteps, releases_of_run
 from clipless.ledger._writing import INSECURE, EntryKind, LedgerWriter, encode
 
@@ -39,6 +45,9 @@ class Ledger(LedgerWriter):
     With a `filter`, which is declared when the ledger is created and cannot be changed, a release
     that would exceed it is refused with `BudgetExhaustedError`, and nothing is written. Such a
     ledger also covers noise, rates and numbers of steps that were chosen by looking at results.
+
+    What counts once is an example, or with `unit` a user: `Users(...).digest`, which says whose
+    each record is. It stands in the first line and stays; a release about other units is refused.
 
     Blocks start with one step and double up to `block_size` while the mechanism stays the same, so
     that noise that changes with every step costs one line a step and no refunds.
@@ -63,6 +72,7 @@ class Ledger(LedgerWriter):
         block_size: int = 64,
         snapshot: str | None = None,
         filter: RenyiFilter | None = None,
+        unit: str | None = None,
     ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, got {block_size}")
@@ -71,7 +81,7 @@ class Ledger(LedgerWriter):
         file = None if path is None else LedgerFile(path)
         beginning = [] if snapshot is None else snapshot.splitlines()
         try:
-            text = _begun(file, beginning, dataset_size, relation, filter)
+            text = _begun(file, beginning, dataset_size, relation, filter, unit)
             super().__init__(text, file, block_size=block_size, runs={"": RunSteps()})
         except BaseException:
             if file is not None:
@@ -87,11 +97,20 @@ class Ledger(LedgerWriter):
         relation: Relation,
         block_size: int = 64,
         filter: RenyiFilter | None = None,
+        unit: str | None = None,
     ) -> Ledger:
         """Return a ledger without a file, which lives as long as the process, and no longer."""
         return cls(
-            None, dataset_size=dataset_size, relation=relation, block_size=block_size, filter=filter
-        )
+            None, dataset_size=dataset_size, relation=relation, block_size=block_size,
+            filter=filter, unit=unit,
+        )  # fmt: skip
+
+    def require_unit(self, unit: str | None) -> None:
+        """Refuse releases about other units than the ledger's: None for examples.
+
+        The same number of them is not enough: what is counted for one unit says nothing of another.
+        """
+        _require_unit(self.unit, unit or EXAMPLES, self.path or "the ledger")
 
     def begin_run(self, run: str, *, spent: Iterable[tuple[Mechanism, int]] | None = None) -> None:
         """Write the steps that follow under the name of a training run, new or resumed.
@@ -165,6 +184,11 @@ class Ledger(LedgerWriter):
         """The digest of the last line: it stands for everything the ledger says."""
         return self._written[-1].digest
 
+    def has_line(self, digest: str) -> bool:
+        """Whether one of the lines has this digest: then all up to it is as it was written."""
+        with self._mutex:
+            return any(each.digest == digest for each in self._written)
+
     def snapshot(self) -> str:
         """Return the whole ledger as text, settled, to be kept with a checkpoint."""
         with self._mutex:
@@ -180,6 +204,7 @@ class Ledger(LedgerWriter):
         with self._mutex:
             self._check_writable()
             other = parse_ledger(snapshot.splitlines(), name="the ledger in the checkpoint")
+            _require_unit(self.unit, other.unit, self.path or "the ledger")
             mine, its = ((e.dataset_size, e.relation, e.filter) for e in (self, other))
             if its != mine:
                 raise LedgerError(
@@ -252,6 +277,7 @@ def _begun(
     dataset_size: int | None,
     relation: Relation | None,
     filter: RenyiFilter | None,
+    unit: str | None,
 ) -> LedgerText:
     """Read the file, or write the header of a new one."""
     lines = beginning if file is None else file.lines
@@ -260,7 +286,9 @@ def _begun(
         if dataset_size is None or relation is None:
             raise LedgerError(f"{name} is new: give it dataset_size and relation")
         relation = require_supported_relation(relation)
-        header = header_fields(dataset_size=dataset_size, relation=relation, filter=filter)
+        header = header_fields(
+            dataset_size=dataset_size, relation=relation, filter=filter, unit=unit
+        )
         line, _ = encode(header, "")
         lines = [line]
         if file is not None:
@@ -279,4 +307,19 @@ def _begun(
             "is declared before the first release and stays. Use another ledger, or leave it "
             "out"
         )
+    if unit is not None:
+        _require_unit(text.unit, unit, name)
     return text
+
+
+def _require_unit(kept: str, asked: str, name: str) -> None:
+    if kept != asked:
+        raise LedgerError(
+            f"{name} was begun for {_unit_text(kept)}, not for {_unit_text(asked)}: what it counts "
+            "would be untrue of them, even where there are as many. Go on with the same unit, "
+            "begin a ledger for this one (Ledger(..., unit=users.digest)), or use a new run folder"
+        )
+
+
+def _unit_text(unit: str) -> str:
+    return "single examples" if unit == EXAMPLES else f"users whose records are {unit}"

@@ -136,6 +136,8 @@ class LedgerWriter:
         self._releases = sum(self._counts.values())
         self.dataset_size = text.dataset_size
         self.relation = text.relation
+        self.unit = text.unit
+        """Whose releases count once: "example", or the digest of whose each record is."""
         self.filter = text.filter
         """What was declared before the first release, for choices that look at results."""
         self._divergence = (

@@ -29,6 +29,7 @@ from clipless.privacy._bounds_options import ProvedBounds, products_clipped
 from clipless.privacy._defaults import example_shape
 from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._preparation import PrivacyTarget, prepare
+from clipless.privacy._resume import unit_of
 from clipless.privacy.noise._of_plan import noise_of
 from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.step._session import TrainingSession
@@ -79,7 +80,7 @@ def start_session(
         )
     agree_on_plan(processes, plan)
     group = form_group(processes, plan, module)
-    ledger = books.open(plan.sampling.dataset_size, plan.relation, lambda: None)
+    ledger = books.open(plan.sampling.dataset_size, plan.relation, lambda: None, unit_of(loader))
     try:
         return TrainingSession(
             model=unwrap_module(module),
@@ -116,14 +117,20 @@ class EngineLedger:
         self.opened = False
 
     def open(
-        self, dataset_size: int, relation: Relation, declare: Callable[[], RenyiFilter | None]
+        self,
+        dataset_size: int,
+        relation: Relation,
+        declare: Callable[[], RenyiFilter | None],
+        unit: str | None,
     ) -> Ledger:
-        """Return the ledger, for data of this size; `declare` says with which filter to begin."""
+        """Return the ledger, for data of this size and units; `declare` says with which filter to
+        begin.
+        """
         if not self.opened:
             place = self._place
             self.ledger = ledger_together(
                 lambda: place if isinstance(place, Ledger)
-                else _opened(place, dataset_size, relation, declare)
+                else _opened(place, dataset_size, relation, declare, unit)
             )  # fmt: skip
             self.opened = True
         ledger = self.ledger
@@ -135,6 +142,7 @@ class EngineLedger:
                 f"{ledger.relation}, not for {dataset_size} under {relation}. Use one engine for "
                 "each data set."
             )
+        ledger.require_unit(unit)
         return ledger
 
     def forget(self) -> None:
@@ -161,8 +169,9 @@ def _opened(
     dataset_size: int,
     relation: Relation,
     declare: Callable[[], RenyiFilter | None],
+    unit: str | None,
 ) -> Ledger:
     """Continue the ledger that is there, or begin one, with the filter that is declared."""
     there = place is not None and os.path.exists(place) and os.path.getsize(place) > 0
     filter = None if there else declare()
-    return Ledger(place, dataset_size=dataset_size, relation=relation, filter=filter)
+    return Ledger(place, dataset_size=dataset_size, relation=relation, filter=filter, unit=unit)

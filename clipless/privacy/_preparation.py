@@ -40,7 +40,12 @@ from clipless.privacy._options import PrivacyOptions
 from clipless.privacy._plan import Plan, planned_parameters
 from clipless.privacy._precision import arithmetic_slack, sum_rounding
 from clipless.privacy._quantile_thresholds import planned_queries
-from clipless.privacy._resume import plan_to_resume, require_same_plan
+from clipless.privacy._resume import (
+    plan_to_resume,
+    require_same_plan,
+    require_same_users,
+    unit_of,
+)
 from clipless.privacy._schedule import Schedule
 from clipless.privacy.enforced._options import enforced_bounds
 from clipless.privacy.enforced._report import EnforcedReport
@@ -56,8 +61,9 @@ from clipless.privacy.sampling._wrapping import check_wrappable
 from clipless.privacy.step._checks import check_criterion
 from clipless.privacy.step._refusals import users_are_sampled, users_run_eagerly
 
-OpenLedger = Callable[[int, Relation, Callable[[], RenyiFilter | None]], Ledger]
-"""Opens the ledger for so many examples and a relation; a new one with the filter declared."""
+OpenLedger = Callable[[int, Relation, Callable[[], RenyiFilter | None], str | None], Ledger]
+"""Opens the ledger for so many units, a relation, and the units' digest; a new one with the filter
+declared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +148,9 @@ def prepare(
             noise_multiplier=goal.noise_multiplier,
         )  # fmt: skip
 
-    ledger = open_ledger(size, relation, declare)
+    if begun is not None:
+        require_same_users(resume_from, begun, loader)
+    ledger = open_ledger(size, relation, declare, unit_of(loader))
     relation = ledger.relation  # an old ledger is continued under its own
     accountant = accountant_of(ledger, accountant)
     if ledger.filter is not None:

@@ -10,6 +10,7 @@ from clipless.common import MALFORMED_ERRORS, error_text
 from clipless.errors import PrivacyError
 from clipless.privacy._plan import Plan
 from clipless.privacy.noise._scales import key_names, noise_names
+from clipless.privacy.sampling._loader import PrivateLoader
 from clipless.privacy.sampling._samplers import IndexSampler
 from clipless.privacy.step._session import TrainingSession
 
@@ -45,6 +46,26 @@ def require_same_plan(begun: Plan, plan: Plan) -> None:
         )
 
 
+def unit_of(loader: PrivateLoader) -> str | None:
+    """Return what stands for whose each record is; None where examples are the units."""
+    return None if loader.unit is None else loader.unit.digest
+
+
+def require_same_users(state: Mapping[str, Any] | None, begun: Plan, loader: PrivateLoader) -> None:
+    """Refuse to resume a run under another grouping of records, of which the plan knows no more
+    than how many users there are.
+    """
+    then, now = (state or {}).get("users"), unit_of(loader)
+    if then == now or (begun.user_records is None and now is None):
+        return
+    raise PrivacyError(
+        "the run to resume was about other units: records were "
+        f"{then or ('of users that it does not name' if begun.user_records else 'single units')} "
+        f"then, and are {now or 'single units'} now. Its steps would be counted for units that "
+        "they were not taken for. Resume it with the users it began with, or begin a new run."
+    )
+
+
 def run_state(
     session: TrainingSession,
     *,
@@ -61,6 +82,7 @@ def run_state(
     return {
         "run": session.outcomes.run,
         "plan": first_plan.to_dict(),
+        "users": unit_of(session.loader),
         "thresholds": dict(first_thresholds),
         "noise_multiplier": session.plan.noise_multiplier,
         "steps_taken": session.steps_taken,

@@ -110,12 +110,17 @@ class CliplessEstimator(BaseEstimator):
         ledger = (
             given
             if isinstance(given, Ledger)
-            else Ledger(given, dataset_size=rows, relation=Relation.ZERO_OUT)
+            else Ledger(
+                given,
+                dataset_size=rows,
+                relation=Relation.ZERO_OUT,
+                unit=None if users is None else users.digest,
+            )
         )
         try:
             budget = Budget.for_ledger(ledger, epsilon=float(self.epsilon), delta=self.delta)
             queries = self._queries(rule, rows, budget.delta)
-            about = self._about(table, rule, rows, budget.delta)
+            about = self._about(table, rule, rows, budget.delta, users)
             answers = None if folder is None else folder.answers(about)
             private = PrivateRows(
                 *table,
@@ -128,8 +133,12 @@ class CliplessEstimator(BaseEstimator):
             )
             with ledger.held():  # fits that share a ledger come one after the other
                 before = ledger.history()
-                if folder is None or not before:  # what goes on was promised its room
-                    self._require_budget(rule, rows, ledger, budget, queries)
+                if answers is not None:  # those that were kept are in the ledger
+                    queries = queries[len(answers) :]
+                # Once training has begun, its plan keeps the budget.
+                trained = folder is not None and folder.training
+                if queries or not trained:
+                    self._require_budget(rule, rows, ledger, budget, queries, train=not trained)
                 try:
                     self._train(private, rule, budget.delta, ledger, folder, users)
                 finally:
@@ -144,7 +153,9 @@ class CliplessEstimator(BaseEstimator):
             folder.describe(self)
         return self
 
-    def _about(self, table: Rows, rule: TabularRule, rows: int, delta: float) -> dict[str, Any]:
+    def _about(
+        self, table: Rows, rule: TabularRule, rows: int, delta: float, users: Users | None
+    ) -> dict[str, Any]:
         """What a fit that goes on must share with its beginning: public, as plain data."""
         schema = getattr(self, "_schema", None)
         return {
@@ -153,6 +164,7 @@ class CliplessEstimator(BaseEstimator):
             "delta": delta,
             "rule": asdict(rule),
             "rows": rows,
+            **({} if users is None else {"users": users.digest}),
             "inputs": [part.shape[1] for part in table],
             "columns": None if schema is None else schema.to_dict(),
             "classes": str(getattr(self, "classes", None)),
@@ -165,10 +177,14 @@ class CliplessEstimator(BaseEstimator):
         ledger: Ledger,
         budget: Budget,
         queries: list[Query],
+        *,
+        train: bool,
     ) -> None:
         """Refuse, before anything is asked, what does not fit into the ledger's budget as a whole.
 
-        All queries are known here, with their noise: they follow from public numbers alone.
+        All queries are known here, with their noise: they follow from public numbers alone. Of a
+        fit that goes on they are those to come; what it has spent, on failures too, is in the
+        ledger.
         """
         whole = FullBatch(dataset_size=rows)
         planned = [
@@ -184,6 +200,8 @@ class CliplessEstimator(BaseEstimator):
             for noise, failure in queries
         ]
         budget.require_all(ledger, planned)
+        if not train:
+            return
         sampling = named_sampling(_sampling_name(rule), rows, rule.batch_size)
         budget.noise_multiplier(ledger, steps=rule.steps, sampling=sampling, before=planned)
 

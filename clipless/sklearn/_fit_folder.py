@@ -31,6 +31,11 @@ class FitFolder:
         """Return the answers of private queries so far; of another fit, they are refused."""
         return KeptAnswers(self._files.file(RunFile.STATISTICS), about)
 
+    @property
+    def training(self) -> bool:
+        """Whether training has begun, under a plan that keeps the budget."""
+        return self._files.has(RunFile.PLAN)
+
     def history(self) -> tuple[tuple[Mechanism, int], ...]:
         """Return all that the ledger counts."""
         return tuple(self._files.read_ledger().counts().items())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from clipless.errors import PrivacyError
+from clipless.ledger import Ledger
 
 Answer = Tensor | dict[str, float]
 
@@ -21,7 +22,8 @@ class KeptAnswers:
 
     An answer was released and paid for when it was first given. To give the same one again is a
     function of what is known: it costs nothing. One that was asked for and not kept, as the process
-    ended in between, is asked anew, and paid for again.
+    ended in between, is asked anew, and paid for again. Each is kept with the digest of the line
+    of the ledger that pays for it: see `require_paid`.
 
     `about` is what the run belongs to, as plain data of public things; a file that was kept for
     something else is refused.
@@ -71,9 +73,29 @@ class KeptAnswers:
             return {str(name): float(count) for name, count in line["answer"].items()}
         return torch.tensor(line["answer"], dtype=torch.float64).reshape(line["shape"])
 
-    def keep(self, label: str, answer: Answer) -> None:
-        """Write an answer down, before anybody uses it."""
+    def require_paid(self, ledger: Ledger) -> None:
+        """Refuse to give answers again that the ledger does not count."""
+        told = [line.get("release") for line in self._lines]
+        unpaid = [name for name in told if name is not None and not ledger.has_line(name)]
+        # Earlier versions kept no digests: there must at least be as many releases.
+        if unpaid or len(told) > ledger.releases:
+            raise PrivacyError(
+                f"{self._path} holds answers that {ledger.path or 'the ledger'} does not count: "
+                f"{len(unpaid) or len(told) - ledger.releases} of {len(told)}. Epsilon would leave "
+                "them out. Put the ledger back that this run has written, from a backup if it is "
+                "gone; a new run in another folder costs its own budget, besides what these have"
+            )
+
+    def require_writable(self) -> None:
+        """Fail before an answer is paid for if it could not be kept."""
+        with self._path.open("a"):
+            pass
+
+    def keep(self, label: str, answer: Answer, *, release: str | None = None) -> None:
+        """Write an answer down, before anybody uses it, with the ledger's line that pays for it."""
         line: dict[str, Any] = {"label": label, "answer": answer}
+        if release is not None:
+            line["release"] = release
         if isinstance(answer, Tensor):
             line |= {"answer": answer.flatten().tolist(), "shape": list(answer.shape)}
         with self._path.open("a") as file:

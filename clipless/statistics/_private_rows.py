@@ -70,8 +70,8 @@ class PrivateRows:
     """
 
     __slots__ = (
-        "__answers", "__columns", "__function", "__insecure", "__ledger", "__noise", "__present",
-        "__scratch", "__shares", "__users", "__votes",
+        "__answers", "__columns", "__function", "__insecure", "__ledger", "__line", "__noise",
+        "__present", "__scratch", "__shares", "__users", "__votes",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +98,9 @@ class PrivateRows:
                 f"{units} {'rows' if users is None else 'users'}. Use one ledger for each data "
                 "set, and for one unit of privacy."
             )
+        ledger.require_unit(None if users is None else users.digest)
+        if answers is not None:
+            answers.require_paid(ledger)
         if present is None:
             present = torch.ones(len(columns[0]), dtype=torch.bool)
         if present.dtype is not torch.bool or present.shape != (len(columns[0]),):
@@ -107,6 +110,7 @@ class PrivateRows:
         self.__answers = answers
         self.__function: Callable[..., tuple[Tensor, ...]] | None = None
         self.__ledger = ledger
+        self.__line: str | None = None  # the digest of the ledger's line of the latest release
         self.__noise = GaussianNoise(insecure_seed=insecure_seed)
         self.__insecure = insecure_seed is not None
         self.__present = present
@@ -248,7 +252,7 @@ class PrivateRows:
         above = torch.nonzero(noisy > threshold).flatten().tolist()
         told = {leaders[place]: noisy[place].item() for place in above if place in leaders}
         if self.__answers is not None:
-            self.__answers.keep(label, told)
+            self.__answers.keep(label, told, release=self.__line)
         return told
 
     def map_rows(self, function: Callable[..., tuple[Tensor, ...]]) -> PrivateRows:
@@ -278,7 +282,7 @@ class PrivateRows:
         same.__ledger, same.__noise = self.__ledger, self.__noise
         same.__present, same.__insecure = self.__present, self.__insecure
         same.__users, same.__shares = self.__users, self.__shares
-        same.__votes = self.__votes
+        same.__votes, same.__line = self.__votes, None
         return same
 
     def where(self, condition: RowFunction) -> PrivateRows:
@@ -322,7 +326,7 @@ class PrivateRows:
 
     def _keep(self, label: str, answer: Tensor) -> Tensor:
         if self.__answers is not None:
-            self.__answers.keep(label, answer)
+            self.__answers.keep(label, answer, release=self.__line)
         return answer
 
     def __at(self, place: slice) -> tuple[Tensor, ...]:
@@ -348,7 +352,11 @@ class PrivateRows:
             failure=failure,
         )
         seeded = " (not private: insecure_seed)" if self.__insecure else ""
-        self.__ledger.record(mechanism, label=label + seeded)
+        if self.__answers is not None:
+            self.__answers.require_writable()
+        with self.__ledger.held():  # nobody writes between the line and its digest
+            self.__ledger.record(mechanism, label=label + seeded)
+            self.__line = self.__ledger.head
         value = value.clone()
         bound = sensitivity * _SLACK
         release_([value], [Query(label, bound, multiplier * bound)], self.__noise)

@@ -132,6 +132,7 @@ class Fit:
     def _begin(self) -> None:
         trainer, folder = self._trainer, self._folder
         trainer._reset(None if folder is None else folder.ledger)
+        unit = trainer._options.unit
         description = describe(
             trainer.model,
             dataset_size=self._dataset_size,
@@ -140,6 +141,7 @@ class Fit:
             average=trainer.average,
             micro_batch_size=trainer._options.batches.micro_batch_size,
             augmentation=trainer._augmentation_name,
+            users=None if unit is None else unit.digest,
         )
         saved = (
             None if folder is None else folder.saved(description, resume=trainer._training.resume)

@@ -112,11 +112,13 @@ def describe(
     average: WeightAverage | None,
     micro_batch_size: int | None,
     augmentation: str | None,
+    users: str | None,
 ) -> dict[str, Any]:
     """Return what a run folder belongs to, besides its plan, as plain data."""
     averaging = None if average is None else f"decay {average.decay:g} from {average.start}"
     return {
         "dataset_size": dataset_size,
+        **({} if users is None else {"users": users}),
         "model": {
             name: f"{tuple(tensor.shape)} of {tensor.dtype}"
             for name, tensor in [*model.named_parameters(), *model.named_buffers()]

@@ -204,3 +204,45 @@ def test_what_was_read_of_a_file_does_not_stay_in_memory(tmp_path):
         for _ in LargeTable(tmp_path / "a.parquet").pieces()
     )
     assert most < 8 * count / 2  # the file is 8 bytes a row
+
+
+def _raw(kind, width, value):
+    """Five cells of an Arrow type, the second of which holds any bits."""
+    cells = np.zeros(5, dtype=width)
+    cells[1] = value
+    return pyarrow.Array.from_buffers(kind, 5, [None, pyarrow.py_buffer(cells.tobytes())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "value"),
+    [
+        (pyarrow.time64("us"), "i8", 25 * 3600 * 10**6),
+        (pyarrow.time32("ms"), "i4", 10**9),
+        (pyarrow.timestamp("us"), "i8", 2**60),
+        (pyarrow.timestamp("s"), "i8", 2**60),
+        (pyarrow.date32(), "i4", 2**31 - 1),
+        (pyarrow.duration("s"), "i8", 2**62),
+    ],
+)
+def test_one_cell_out_of_range_is_a_gap_and_stops_no_other(kind, width, value):
+    good, bad = _raw(kind, width, 5), _raw(kind, width, value)
+
+    def columns(cells):
+        places = pyarrow.array([0, 1, 0, 0, 0], pyarrow.int32())
+        found = {"plain": cells, "coded": pyarrow.DictionaryArray.from_arrays(places, cells)}
+        if not pyarrow.types.is_duration(kind):
+            found["nested"] = pyarrow.StructArray.from_arrays([cells], ["field"])
+        return pyarrow.table(found)
+
+    def values(cells):
+        (piece,) = LargeTable(columns(cells)).pieces()
+        return {
+            name: [str(each) for each in (
+                column.values[column.places] if isinstance(column, Repeated) else column)]
+            for name, column in piece.items()
+        }  # fmt: skip
+
+    expected, found = values(good), values(bad)
+    for name, cells in found.items():
+        assert [*cells[:1], *cells[2:]] == [*expected[name][:1], *expected[name][2:]]
+        assert len(cells) == 5

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from clipless.errors import PrivacyError
-from clipless.folders import RunFolder
-from clipless.privacy import Ledger
+from clipless.errors import BudgetExhaustedError, PrivacyError
+from clipless.folders import RunFile, RunFolder
+from clipless.privacy import Ledger, default_delta, epsilon
 from clipless.report import build
 from clipless.sklearn import (
     CliplessClassifier,
@@ -137,6 +137,54 @@ def test_kept_answers_survive_a_torn_line(tmp_path):
     assert path.read_bytes() == text
     with pytest.raises(PrivacyError, match="differs in rows"):
         KeptAnswers(path, {"rows": 4})
+
+
+def test_a_fit_is_not_gone_on_with_for_other_units(table, tmp_path, monkeypatch):
+    x, y = table
+    folder = tmp_path / "run"
+    broken(monkeypatch, CliplessClassifier(run_dir=folder), table, after=("answers", 2))
+    spent = RunFolder(folder).read_ledger().counts()
+    both, ids = (np.concatenate([x, x]), np.concatenate([y, y])), np.tile(np.arange(len(x)), 2)
+    with pytest.raises(PrivacyError, match="was begun for single examples"):
+        CliplessClassifier(run_dir=folder).fit(*both, users=ids)
+    assert RunFolder(folder).read_ledger().counts() == spent
+
+
+def test_answers_without_their_lines_are_not_given_again(table, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    broken(monkeypatch, CliplessClassifier(run_dir=folder), table, after=("answers", 2))
+    ledger = (folder / "ledger.jsonl").read_text()
+    (folder / "ledger.jsonl").unlink()
+    with pytest.raises(PrivacyError, match="does not count: 2 of 2"):
+        CliplessClassifier(run_dir=folder).fit(*table)
+    (folder / "ledger.jsonl").write_text(ledger)
+    CliplessClassifier(run_dir=folder).fit(*table)
+
+
+def test_answers_that_cannot_be_kept_use_up_the_budget_and_no_more(table, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    for _ in range(200):
+        try:
+            broken(monkeypatch, CliplessClassifier(run_dir=folder), table, after=("answers", 0))
+        except BudgetExhaustedError:
+            break
+    else:
+        pytest.fail("no budget was checked")
+    spent = tuple(RunFolder(folder).read_ledger().counts().items())
+    assert 0.2 < epsilon(spent, default_delta(len(table[0]))) <= 1.0
+    assert not RunFolder(folder).has(RunFile.PLAN)
+
+
+def test_an_answer_is_not_paid_for_where_it_cannot_be_kept(table, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+
+    def full(self):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(KeptAnswers, "require_writable", full)
+    with pytest.raises(OSError, match="No space"):
+        CliplessClassifier(run_dir=folder).fit(*table)
+    assert not RunFolder(folder).read_ledger().counts()
 
 
 KILLED = """

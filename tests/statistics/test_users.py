@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clipless.audit import record, with_empty_user
-from clipless.errors import PrivacyError
+from clipless.errors import LedgerError, PrivacyError
 from clipless.privacy import Ledger, Relation, Users
 from clipless.statistics import PrivateRows
 from clipless.statistics import _private_rows as internals
@@ -14,7 +14,9 @@ IDS = [0, *[1] * 10, *[2] * 1000, *range(3, 60)]
 
 def rows_of(x, users=None, noise=None):
     users = users or Users(IDS)
-    ledger = Ledger.in_memory(dataset_size=users.number, relation=Relation.ZERO_OUT)
+    ledger = Ledger.in_memory(
+        dataset_size=users.number, relation=Relation.ZERO_OUT, unit=users.digest
+    )
     return PrivateRows(x, ledger=ledger, users=users, insecure_seed=noise)
 
 
@@ -103,3 +105,12 @@ def test_what_does_not_fit_is_refused():
         PrivateRows(x, ledger=ledger, users=Users([1, 1, 2]))
     with pytest.raises(PrivacyError, match="ids of users for 2 rows"):
         PrivateRows(x, ledger=ledger, users=Users([1, 2]))
+
+
+def test_a_ledger_of_other_units_is_refused():
+    x, users = torch.zeros(3, 1), Users([1, 1, 2])
+    for size, unit, given in [(2, None, users), (2, Users([1, 2, 2]).digest, users),
+                              (3, Users([1, 2, 3]).digest, None)]:  # fmt: skip
+        ledger = Ledger.in_memory(dataset_size=size, relation=Relation.ZERO_OUT, unit=unit)
+        with pytest.raises(LedgerError, match="was begun for"):
+            PrivateRows(x, ledger=ledger, users=given)

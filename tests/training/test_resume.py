@@ -11,7 +11,7 @@ from clipless import losses
 from clipless import nn as lip
 from clipless.errors import LedgerError, PrivacyError
 from clipless.folders import CheckpointStore
-from clipless.privacy import epsilon
+from clipless.privacy import Users, epsilon
 from clipless.training import Callback, LayerAdam
 from tests.privacy.runs import examples
 from tests.training.ledgers import without
@@ -346,3 +346,18 @@ def test_resuming_with_workers(tmp_path):
         trainer(tmp_path, callbacks=[look, StopAt(8)]).fit(data())
     assert trainer(tmp_path, callbacks=[look]).fit(data(), VALIDATION).resumed_from == 5
     assert counted(tmp_path) == STEPS
+
+
+def test_a_folder_is_not_gone_on_with_under_another_grouping_of_users(tmp_path):
+    def users_of(ids):
+        return {"unit": Users(ids), "batch_size": 10, "checkpoint_every": 4}
+
+    pairs = [number // 2 for number in range(100)]
+    crash(tmp_path, 9, **users_of(pairs))
+    spent = counted(tmp_path)
+    for others in ([number % 50 for number in range(100)], [0, *pairs[:-1]]):
+        with pytest.raises(PrivacyError, match="belongs to another run"):
+            trainer(tmp_path, **users_of(others)).fit(DATA)
+    assert counted(tmp_path) == spent
+    names = [f"user {number}" for number in pairs]
+    assert trainer(tmp_path, **users_of(names)).fit(DATA).resumed_from == 8

@@ -81,7 +81,26 @@ def _arrow_column(column: Any) -> Any:
         values[:-1] = _values(pyarrow, column.dictionary)
         places = column.indices.cast(pyarrow.int64()).fill_null(len(values) - 1)
         return Repeated(values, places.to_numpy(zero_copy_only=False))
-    return column.to_pandas()
+    if any(getattr(types, f"is_{name}")(kind) for name in _SAFE):
+        return column.to_pandas()
+    found = np.empty(len(column), dtype=object)
+    found[:] = _each(column)
+    return found
+
+
+_SAFE = ("boolean", "null", "decimal", "duration", "binary", "large_binary", "fixed_size_binary")
+"""Types of which pandas holds every value; of the others, one value alone may be refused."""
+
+
+def _each(column: Any) -> list[Any]:
+    """The values one by one: those that Python has no value for, such as 25 o'clock, are gaps."""
+    found = list[Any]()
+    for value in column:
+        try:
+            found.append(value.as_py())
+        except (ValueError, OverflowError, ArithmeticError, TypeError):
+            found.append(None)
+    return found
 
 
 def _values(pyarrow: Any, dictionary: Any) -> list[Any]:
@@ -89,7 +108,7 @@ def _values(pyarrow: Any, dictionary: Any) -> list[Any]:
     if not pyarrow.types.is_string(dictionary.type) and not pyarrow.types.is_large_string(
         dictionary.type
     ):
-        return list(dictionary.to_pylist())
+        return _each(dictionary)
     raw = dictionary.cast(pyarrow.large_binary()).to_pylist()
     return [None if each is None else each.decode("utf-8", "backslashreplace") for each in raw]
 

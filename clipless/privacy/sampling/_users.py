@@ -11,6 +11,7 @@ parameter's gradient are added up, and nowhere else (`clipless.kernels`).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -82,6 +83,15 @@ class Users:
     def number(self) -> int:
         """How many users there are."""
         return len(self._known[0])
+
+    @cached_property
+    def digest(self) -> str:
+        """What stands for whose each record is, whatever users are called: public."""
+        first = np.unique(self.codes, return_index=True)[1]
+        order = np.empty(self.number, dtype=np.int64)
+        order[np.argsort(first)] = np.arange(self.number)
+        grouped = order[self.codes].astype("<i8").tobytes()
+        return f"grouped as {hashlib.sha256(grouped).hexdigest()[:32]}"
 
     def code(self, user: Any) -> int:
         """Return the number of the user with this id."""

@@ -9,13 +9,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from clipless import PrivacyEngine, losses
 from clipless import nn as lip
 from clipless.audit import record, with_empty_user
-from clipless.errors import PrivacyError
+from clipless.errors import LedgerError, PrivacyError
 from clipless.privacy import (
     BatchOptions,
+    Ledger,
     Plan,
     PoissonSampling,
     PrivacyOptions,
     PrivateLoader,
+    Relation,
     Users,
     default_delta,
 )
@@ -231,3 +233,60 @@ def test_what_does_not_fit_is_refused():
     sampling = PoissonSampling(dataset_size=len(x), rate=0.1)
     with pytest.raises(PrivacyError, match="43 users but the sampling describes 1131"):
         PrivateLoader((x, y), sampling=sampling, unit=users)
+
+
+def test_what_stands_for_a_grouping_knows_it_and_no_names():
+    assert Users([5, 7, 5]).digest == Users(["b", "a", "b"]).digest
+    assert Users([5, 7, 5]).digest != Users([5, 7, 7]).digest != Users([5, 5, 7]).digest
+
+
+def test_a_run_is_not_resumed_with_other_users():
+    users, x, y = data()
+    others = Users(np.roll(users.ids, 1), records=16)
+    assert others.number == users.number
+    model = lipschitz()
+    engine, criterion, model, optimizer, loader = make(model, users, x, y)
+    for inputs, targets in loader:
+        criterion(model(inputs), targets).backward()
+        optimizer.step()
+        break
+    state, text = engine.state_dict(), engine.ledger.snapshot()
+    engine.close()
+
+    def resume(chosen, ledger, **change):
+        return PrivacyEngine(ledger=ledger).make_private(
+            module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=25),
+            criterion=losses.CrossEntropy(), noise_multiplier=1.0, resume_from=state | change,
+            options=PrivacyOptions(unit=chosen, steps=4),
+        )  # fmt: skip
+
+    with pytest.raises(PrivacyError, match="about other units"):
+        resume(others, Ledger(None, snapshot=text))
+    with pytest.raises(PrivacyError, match="about other units"):
+        resume(users, Ledger(None, snapshot=text), users=None)
+    with pytest.raises(LedgerError, match="was begun for users"):
+        resume(others, Ledger(None, snapshot=text), users=others.digest)
+    resume(users, Ledger(None, snapshot=text))
+
+
+def test_a_ledger_is_about_one_unit():
+    users = Users([0, 1, 2, 0])
+    ledger = Ledger.in_memory(dataset_size=3, relation=Relation.ZERO_OUT, unit=users.digest)
+    ledger.require_unit(users.digest)
+    for other in (None, Users([0, 1, 2, 1]).digest):
+        with pytest.raises(LedgerError, match="not for"):
+            ledger.require_unit(other)
+    text = ledger.snapshot()
+    with pytest.raises(LedgerError, match="not for single examples"):
+        Ledger(None, snapshot=text, unit="example")
+    examples = Ledger.in_memory(dataset_size=3, relation=Relation.ZERO_OUT)
+    with pytest.raises(LedgerError, match="not for"):
+        examples.absorb(text)
+    with pytest.raises(LedgerError, match="not for"):
+        PrivacyEngine(ledger=examples).make_private(
+            module=lipschitz(), optimizer=torch.optim.SGD([torch.zeros(1)], lr=0.1),
+            data_loader=DataLoader(TensorDataset(torch.zeros(4, 6), torch.zeros(4)), batch_size=2),
+            criterion=losses.CrossEntropy(), noise_multiplier=1.0,
+            options=PrivacyOptions(unit=users, steps=1),
+        )  # fmt: skip
