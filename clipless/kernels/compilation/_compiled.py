@@ -104,7 +104,8 @@ def _backend(
 
     compile_as_usual = lookup_backend(backend)
     settings: dict[str, Any] = {}
-    if backend == "inductor":
+    inductor = backend == "inductor"
+    if inductor:
         settings["config_patches"] = _options(mode, rounds=rounds)
     elif mode is not None:
         settings["mode"] = mode
@@ -114,10 +115,20 @@ def _backend(
             _refuse_writing(module.graph)
         if joined and join_sorted_norms(module.graph):
             module.recompile()
+        if inductor and _has_halves(module):  # whatever the precision: of inputs, or of a layer
+            settings["config_patches"] = _options(mode, rounds=True)
         compiled: AnyFunction = compile_as_usual(module, examples, **settings)
         return compiled
 
     return compile_graph
+
+
+def _has_halves(module: fx.GraphModule) -> bool:
+    """Whether something in a graph, or in one within it, has 16 bits."""
+    graphs = [each.graph for each in module.modules() if isinstance(each, fx.GraphModule)]
+    values = (node.meta.get("example_value") for graph in graphs for node in graph.nodes)
+    halves = (torch.bfloat16, torch.float16)
+    return any(isinstance(each, Tensor) and each.dtype in halves for each in values)
 
 
 def _refuse_writing(graph: fx.Graph) -> None:

@@ -57,7 +57,7 @@ class TracedPass:
     def adopt(self, limits: Mapping[str, Threshold]) -> None:
         """Hold gradients to these limits from the next pass on."""
         # A parameter without a limit gets no gradient.
-        values = [limits[each].limit if each in limits else 0.0 for each in self.names]
+        values = [float(limits[each].limit) if each in limits else 0.0 for each in self.names]
         only = [float(each not in limits or limits[each].only_counted) for each in self.names]
         self._limits.copy_(_rounded_down(values))
         self._only_counted.copy_(torch.tensor(only))
