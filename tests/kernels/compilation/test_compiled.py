@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clipless.errors import PrivacyError
-from clipless.kernels import CompiledFunction
+from clipless.kernels import CompiledFunction, LimitKind, bounded_linear_layer
 from clipless.kernels.compilation import _compiled
 
 
@@ -53,3 +53,24 @@ def test_without_the_option_rounded_passes_are_not_compiled(asked_for, monkeypat
     assert found.dtype == torch.bfloat16
     assert not call.works
     assert not asked_for
+
+
+def test_a_bounded_layer_adds_what_it_measured():
+    """1.0039 is rounded to 1: to measure the one and to add the other is 0.2% above the limit."""
+
+    def run(x, weight):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = bounded_linear_layer(
+                x.to(torch.bfloat16), {"weight": weight, "bias": None},
+                limits={"weight": 0.01}, clip=LimitKind(),
+            )  # fmt: skip
+            return (y * 1.0039).float()
+
+    torch._dynamo.reset()
+    weight = torch.zeros(3, 64, dtype=torch.float64, requires_grad=True)
+    x = torch.ones(4, 64).masked_fill(torch.arange(4)[:, None] > 0, 0.0).requires_grad_()
+    y = function_of(run)(x, weight)
+    cotangent = torch.zeros_like(y)
+    cotangent[0] = 1.0
+    found, _ = torch.autograd.grad(y, [weight, x], cotangent)
+    assert 0.0099 < float(found.norm()) <= 0.01 * (1 + 1e-4)
