@@ -168,7 +168,11 @@ def precomputed_norm(x: Tensor) -> Tensor | None:
 
 
 def example_norm(x: Tensor) -> Tensor:
-    """An upper bound of the Euclidean norm of every example, (batch,), to within 1e-4 of it."""
+    """An upper bound of the Euclidean norm of every example, (batch,).
+
+    Up to rounding, which makes it less than 1e-4 too small: no more than a few thousand squares are
+    added up one after the other in float32, and compiled code on the CPU takes float64.
+    """
     size = x.shape[1:].numel()
     kernels = _kernels_for(x)
     if kernels is not None:
@@ -189,6 +193,10 @@ def _energy(x: Tensor) -> Tensor:
         or x.shape[1:].numel() <= 1
     ):
         squares = x.to(wide).square()
+        if torch.compiler.is_compiling() and x.device.type == "cpu":
+            # Compiled code adds up long rows one by one there.
+            added = squares.sum(dim=tuple(range(1, x.ndim)), dtype=torch.float64)
+            return added.to(wide) if x.ndim > 1 else squares
         if x.ndim == 4:  # line by line: what compilers can make a part of the kernel that wrote x
             squares = squares.sum(dim=(1, 3))
         return squares.sum(dim=tuple(range(1, squares.ndim))) if squares.ndim > 1 else squares
@@ -270,7 +278,7 @@ def _keeps_rows(clip: LimitKind) -> bool:
 
 def _summable(tensor: Tensor) -> Tensor:
     """What is added up over a batch, in float32 at least."""
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _without_casts(x: Tensor) -> contextlib.AbstractContextManager[Any]:

@@ -247,7 +247,9 @@ def times_shares(factors: Tensor | None, rows: Tensor, part: slice | None = None
         shares = shares[part]
     if shares.shape != rows.shape[:1]:
         raise RuntimeError(f"there are shares for {len(shares)} rows, in a sum over {len(rows)}")
-    dtype = rows.dtype if factors is None else factors.dtype
+    # In float32 at least: shares rounded to bfloat16 would weigh a unit's rows by more than one.
+    kind = rows.dtype if factors is None else factors.dtype
+    dtype = torch.promote_types(kind, torch.float32)
     shares = shares.to(device=rows.device, dtype=dtype)
     if factors is None:
         return shares

@@ -33,8 +33,10 @@ LARGEST_COTANGENT = 127 * 256
 """Of which the limbs are 127 and 128 in size at most: `256 high + low`."""
 FRACTION = 1 << 16
 """Into so many steps a step of a grid is divided before it is decided whether to round up."""
-LEAST = 2.0**-100
-"""Rows whose largest entry is smaller are taken for empty ones."""
+LEAST = 2.0**-96
+"""Rows whose largest entry is smaller are taken for empty: `2^31 / LEAST` fits into float32."""
+LEAST_LIMIT = 2.0**-900
+"""A step of the grid of a smaller limit may not be a normal number, and have few digits."""
 _STEPS = 4064.0
 _LEAST_STEPS = 16.0
 _MARGIN = 1 - 2.0**-20
@@ -81,6 +83,8 @@ def grid_of(*, limit: float, inputs: int, outputs: int) -> Grid:
     `4064 / sqrt(outputs)` steps, at least 16: so 16 bits hold it also if all of it is in one entry,
     and the activations' largest entry is 8 times what it is on average.
     """
+    if not limit >= LEAST_LIMIT:
+        raise ValueError(f"limit must be {LEAST_LIMIT:.0e} at least, got {limit}")
     steps = max(_LEAST_STEPS, _STEPS / math.sqrt(outputs))
     root = min(LARGEST_INPUT * steps * math.sqrt(inputs * outputs), 2.0**31 - 1)
     square = int(root) ** 2
@@ -103,12 +107,14 @@ def input_integers(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Round (batch, channels, height, width) to (batch, height, width, groups, channels) of int64.
 
-    Padded. Also returned are each row's multiplier, times `FRACTION`, and the squared norm of its
-    patches: each square counts as often as `counts`, (height, width), says; once if that is None.
+    Padded. Also returned are each row's multiplier, times `FRACTION`, -1 for a row that is not
+    finite, and the squared norm of its patches: each square counts as often as `counts`, (height,
+    width), says; once if that is None.
     """
     laid = _laid_out(x, padding, layout)
     largest, usable = _largest(laid)
     multiplier = _where_usable(usable, _quotient(LARGEST_INPUT * FRACTION, _ones(usable, largest)))
+    multiplier = torch.where(largest < torch.inf, multiplier, -1.0)
     rounded = _rounded(laid, multiplier, LARGEST_INPUT)
     if counts is None:
         return rounded, multiplier, _squares(rounded)
@@ -132,6 +138,7 @@ def cotangent_integers(
     """
     laid = _laid_out(cotangent, (0, 0), layout)
     largest, usable = _largest(laid)
+    finite = (largest < torch.inf) & (multiplier >= 0)
     usable = usable & (squares > 0)
     limits = torch.full_like(squares, grid.square) if shares is None else row_squares(grid, shares)
     allowed = limits // squares.clamp(min=1)
@@ -143,7 +150,7 @@ def cotangent_integers(
     multiplier = _where_usable(usable, torch.minimum(wanted, most))
     rounded = _rounded(laid, multiplier, LARGEST_COTANGENT)
     found = _squares(rounded)
-    outside = (found > allowed) | (wanted > most) | ~(largest < torch.inf)
+    outside = (found > allowed) | (usable & (wanted > most)) | ~finite
     if bool((found > allowed).any()):
         room = allowed.float()
         root = _root(room)

@@ -109,6 +109,7 @@ def _round_inputs(
     usable = (largest >= least) & (largest < float("inf"))
     top = tl.full((block_rows,), most * fraction, dtype=tl.float32)
     multiplier = tl.where(usable, tl.div_rn(top, tl.where(usable, largest, 1.0)), 0.0)
+    multiplier = tl.where(largest == float("inf"), -1.0, multiplier)
     total = tl.zeros((block_rows,), dtype=tl.int64)
     for start in range(0, size, block):
         value = _entries(
@@ -197,7 +198,8 @@ def _round_cotangents(
         line_stride, column_stride, height, width,
         groups, channels, padded, most, block_rows, block,
     )  # fmt: skip
-    above = (found > allowed) | (full > highest) | (largest == float("inf"))
+    above = (found > allowed) | (usable & (full > highest)) | (largest == float("inf"))
+    above = above | (of_inputs < 0.0)
     tl.store(outside + row, above.to(tl.int8), mask=there)
     if tl.max((found > allowed).to(tl.int32), 0) > 0:
         room = allowed.to(tl.float32)

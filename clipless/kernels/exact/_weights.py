@@ -23,6 +23,7 @@ from clipless.kernels._weight_sums import (
     transformed,
 )
 from clipless.kernels.exact._grid import (
+    LEAST_LIMIT,
     Grid,
     Layout,
     cotangent_integers,
@@ -74,7 +75,7 @@ def prepare_integer_sums(device: str, kind: IntegerSums | None = None) -> Intege
 def adds_integers(cotangent: Tensor, limit: float | None) -> bool:
     """Whether the gradient of a weight with such a limit is a sum of integers on this device."""
     kind = cotangent.device.type
-    if limit is None or not 0.0 < limit < float("inf"):
+    if limit is None or not LEAST_LIMIT <= limit < float("inf"):
         return False
     if cotangent.dtype not in _DTYPES or transformed():
         return False

@@ -77,6 +77,7 @@ def compiled_model(
         chosen, name="the model", attempt=attempt, backend=backend, mode=mode, fixed=fixed,
         # On the CPU, kernels for any size are as fast, and compiling takes longest.
         joined=joined, pure=True, together=not session.on_accelerator,
+        rounds=session.plan.precision == "bfloat16" or traced is not None,
     )  # fmt: skip
 
 

@@ -57,9 +57,9 @@ class TracedPass:
     def adopt(self, limits: Mapping[str, Threshold]) -> None:
         """Hold gradients to these limits from the next pass on."""
         # A parameter without a limit gets no gradient.
-        values = [limits[each].limit if each in limits else 0.0 for each in self.names]
+        values = [float(limits[each].limit) if each in limits else 0.0 for each in self.names]
         only = [float(each not in limits or limits[each].only_counted) for each in self.names]
-        self._limits.copy_(torch.tensor(values))
+        self._limits.copy_(_rounded_down(values))
         self._only_counted.copy_(torch.tensor(only))
 
     def function(self) -> Callable[..., Tensor]:
@@ -142,6 +142,15 @@ class _Collected(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
         return None, *ctx.deliveries.found(ctx.sums)
+
+
+def _rounded_down(values: Sequence[float]) -> Tensor:
+    """Return numbers in float32, none of them larger: models may compute in float64."""
+    exact = torch.tensor(values, dtype=torch.float64)
+    nearest = exact.float()
+    return torch.where(
+        nearest.double() > exact, torch.nextafter(nearest, torch.zeros_like(nearest)), nearest
+    )
 
 
 @contextmanager

@@ -46,7 +46,10 @@ from clipless.privacy._plan import Plan
 from clipless.privacy.step._other_layers import by_rows, refuse_other_ways
 
 _MARGIN = {"float32": 1e-4, "tf32": 1.2e-3, "bfloat16": 1.2e-3}
-"""By how much norms are computed too small at most, and operands of products are rounded up."""
+"""By how much norms are computed too small at most, and operands of products are rounded up.
+
+Norms are those of the numbers that are added up. In bfloat16 these are rounded, in compiled code
+too: what they were before may be larger by more (2^-8)."""
 BackwardPass = Callable[[Tensor], list[Tensor | None]]
 """From the cotangents of an output to the gradients of the trainable parameters."""
 _NOTHING: GradientLimits = {}

@@ -288,3 +288,46 @@ def test_the_error_of_a_batch_is_far_below_its_noise():
         )
         assert own < 1e-3
         assert own < shorter
+
+
+@pytest.mark.parametrize("records", [3, 13])
+def test_shares_of_records_in_bfloat16_are_not_rounded_to_it(records):
+    shares = ((1 - 2.0**-20) / torch.full((records,), float(records)).double()).float()
+    weight = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
+    x = torch.ones(records, 1, dtype=torch.bfloat16)
+    for scale in torch.linspace(0.97, 1.02, 50).tolist():
+        y = bounded_linear(x, weight, None, {"weight": 0.01})
+        with row_shares(shares):
+            (found,) = torch.autograd.grad(y, [weight], torch.full_like(y, 0.01 * scale))
+        assert float(found.abs()) <= 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("limit", [1e-3, 1e9])
+def test_rows_without_a_gradient_are_not_above_the_limit(kind, limit):
+    x, cotangent = batch(kind, 12)
+    x[0], cotangent[1], cotangent[2] = 0.0, 0.0, 1e-35
+    x[3, 0], cotangent[3] = torch.inf, 0.0
+    x[4, 0], cotangent[5, 0] = torch.nan, torch.inf
+    _, outside = kind(x, cotangent, limit)
+    rest = [limit < 1] * 6
+    assert outside.tolist() == [False, False, False, True, True, True, *rest]
+
+
+@pytest.mark.parametrize("size", [2.0**-exponent for exponent in range(94, 104)])
+def test_cotangents_near_the_least_do_not_overflow(size):
+    """2^31 over the largest entry was infinite below 2^-97, and integers got another sign."""
+    x, cotangent = torch.full((1, 4), 1e20), torch.full((1, 4), size)
+    weight, outside = linear_sum(x, cotangent, 1e-30)
+    assert bool((weight >= 0).all())
+    assert float(weight.norm()) <= 1e-30
+    assert bool(outside) == (size >= _grid.LEAST)
+
+
+def test_limits_too_small_for_a_grid_take_floats():
+    with pytest.raises(ValueError, match="limit"):
+        _grid.grid_of(limit=1e-310, inputs=4, outputs=4)
+    weight = torch.zeros(4, 4, dtype=torch.float64, requires_grad=True)
+    y = bounded_linear(torch.ones(2, 4), weight, None, {"weight": 1e-310})
+    (found,) = torch.autograd.grad(y, [weight], torch.ones_like(y))
+    assert not found.any()

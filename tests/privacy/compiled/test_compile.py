@@ -159,6 +159,15 @@ def test_more_runs_than_the_compiler_keeps_versions_of():
         assert counters["stats"]["unique_graphs"] == 1
 
 
+def test_bounds_of_another_run_do_not_become_variables(recwarn):
+    """Numbers that differed between runs of one process were traced as variables, which failed."""
+    for build in (mlp, cnn):
+        run = compiled(build(), data=examples(8, SHAPES.get(build, (6,))))
+        run.steps(1)
+        assert run.engine.session.compiled
+    assert not [each for each in recwarn if "could not be compiled" in str(each.message)]
+
+
 def test_channels_last():
     weights = []
     for options in ({"pad": True}, {"compile": BACKEND}):

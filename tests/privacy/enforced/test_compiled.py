@@ -191,3 +191,44 @@ def test_a_model_that_changes_is_compiled_anew():
     expected = torch.tanh(x @ one.mT + shift) @ two.mT + other
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert engine.session.compiled
+
+
+class Scaled(nn.Module):
+    """Its cotangents lie just above what bfloat16 rounds them to, before they are rounded."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16, bias=False), nn.Linear(16, 3, bias=False)
+
+    def forward(self, x):
+        return self.last(self.first(x)) * 1.0039
+
+
+def test_what_is_measured_is_what_is_added():
+    """Torch's compiler leaves out roundings to bfloat16 where it fuses, unless told not to."""
+    model = Scaled()
+    session = session_of(
+        model, lambda rows: torch.ones(rows, 16), precision="bfloat16", thresholds=0.05,
+        compile="inductor",
+    )  # fmt: skip
+    cotangents = torch.zeros(6, 3)
+    cotangents[0] = 1.0
+    found = compiled_sums(session, [torch.ones(6, 16)], cotangents)
+    for name, bound in session.plan.sensitivities.items():
+        assert 0.99 * bound < norm(found[name]) <= bound, name
+    session.detach()
+
+
+def test_limits_of_float64_models_are_not_rounded_up():
+    """The float32 number nearest to 0.1 is larger by 1.5e-8 of it, what float64 rounds far less."""
+    model = nn.Linear(16, 3, bias=False).double()
+    session = session_of(
+        model, lambda rows: torch.ones(rows, 16).double(), thresholds=1.0, compile="aot_eager"
+    )  # fmt: skip
+    cotangents = torch.zeros(6, 3, dtype=torch.float64)
+    cotangents[0] = 1.0
+    found = compiled_sums(session, [torch.ones(6, 16).double()], cotangents)
+    limit = 1.0 / session.plan.loss_divisor
+    assert limit == 0.1
+    assert limit * (1 - 1e-6) < norm(found["weight"]) <= limit * (1 + 1e-10)
+    session.detach()

@@ -591,6 +591,15 @@ def test_norms_are_upper_bounds(size):
     assert (found[3:] <= exact[3:] * (1 + 1e-5)).all()
 
 
+def test_compiled_norms_of_long_rows_are_upper_bounds():
+    """On the CPU compiled code adds up thousands of squares one by one, small ones to a large."""
+    norms = torch.compile(lambda x: example_norm(torch.relu(x)), dynamic=False)
+    x = torch.full((2, 65_536), 2.0**-12.02)
+    x[:, :16] = 1.0
+    exact = x.double().norm(dim=1)
+    assert (norms(x).double() >= exact * (1 - 1e-5)).all()
+
+
 def test_half_precision_data_stays_within_its_bound():
     data = tuple((x.half(), y) for x, y in neighbours())
     assert not bounded_or_refused(lambda run: run.step(), data=data, build=_for_half)
