@@ -45,8 +45,8 @@ from clipless.kernels._weight_sums import (
     times_shares,
     transformed,
 )
+from clipless.kernels.exact import _weights
 from clipless.kernels.exact._weights import (
-    adds_integers,
     integer_convolution_weight,
     integer_linear_weight,
 )
@@ -163,7 +163,7 @@ def precomputed_norm(x: Tensor) -> Tensor | None:
     ours, and may have been overwritten (`x.data.mul_(2)`) since the forward pass. Sums of integers
     have norms of their own.
     """
-    wanted = torch.compiler.is_compiling() and not adds_integers(x, 1.0)
+    wanted = torch.compiler.is_compiling() and not _adds_integers(x, 1.0)
     return example_norm(x.detach()) if wanted else None
 
 
@@ -265,6 +265,12 @@ def _weight_factors(
     return times_shares(_factors(bounds, limit), cotangent)
 
 
+def _adds_integers(cotangent: Tensor, limit: float | None) -> bool:
+    """Whether a weight's gradient is a sum of integers; a CPU, which adds floats, need not ask."""
+    known = _weights._KINDS.get(cotangent.device.type, "not tried")
+    return known is not None and _weights.adds_integers(cotangent, limit)
+
+
 def _counted(clip: LimitKind, outside: Tensor) -> None:
     """Count the rows above a limit that follows a quantile."""
     if clip.count is not None:
@@ -319,7 +325,7 @@ class _Linear(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 to_input = cotangent @ weight.to(x.dtype)
             limit = ctx.weight_limit
-            integers = ctx.needs_input_grad[1] and adds_integers(cotangent, limit)
+            integers = ctx.needs_input_grad[1] and _adds_integers(cotangent, limit)
             if integers:
                 to_weight, outside = integer_linear_weight(
                     cotangent, x, limit=limit, shares=times_shares(None, cotangent)
@@ -378,7 +384,7 @@ class _Convolution(torch.autograd.Function):
                     [0] * len(stride), groups, [True, False, False],
                 )  # fmt: skip
             limit = ctx.weight_limit
-            integers = ctx.needs_input_grad[1] and adds_integers(cotangent, limit)
+            integers = ctx.needs_input_grad[1] and _adds_integers(cotangent, limit)
             if integers:
                 to_kernel, outside = integer_convolution_weight(
                     cotangent, x, kernel.shape[2:], ctx.geometry, limit=limit,

@@ -37,7 +37,7 @@ class TabularRule:
     Example:
         >>> rule = TabularRule.choose(rows=40_000, columns=10, epsilon=1.0)
         >>> rule.batch_size, rule.steps, rule.query_noise
-        (4096, 250, 50.0)
+        (4096, 250, 20.0)
     """
 
     hidden: int

@@ -9,7 +9,8 @@ import torch
 from clipless.data import LargeTable, Scratch, read_table
 from clipless.data.large import _table
 from clipless.privacy import Ledger, Relation
-from clipless.sklearn import CliplessClassifier, CliplessRegressor, CliplessTextClassifier, _large
+from clipless.sklearn import CliplessClassifier, CliplessRegressor, CliplessTextClassifier
+from clipless.sklearn.tables import _large
 from clipless.sklearn.tables._table import columns_of, encode, read_schema
 from clipless.statistics import PrivateRows, _private_rows
 
