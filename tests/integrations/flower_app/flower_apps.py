@@ -57,6 +57,6 @@ def main(grid, context):
     found = {
         "cost": own.cost.to_dict(),
         "summed": [len(each.summed) for each in results],
-        "weight": own.model.weight.detach().flatten().tolist(),
+        "weight": next(own.model.parameters()).detach().flatten().tolist(),
     }
     (folder / "result.json").write_text(json.dumps(found))

@@ -12,6 +12,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.nn.grad import conv2d_weight
 
 import clipless
 from clipless import losses
@@ -24,7 +25,8 @@ NOISY_BATCH = 2048
 
 def paper_cnn(width=32):
     """As in benchmarks/_speed_models.py."""
-    layers, channels = [lip.BoundedInput(norm=20.0)], 3
+    layers: list[nn.Module] = [lip.BoundedInput(norm=20.0)]
+    channels = 3
     for filters, pooled in ((1, False), (1, True), (2, False), (2, True), (4, True)):
         layers += [lip.SpectralConv2d(channels, filters * width, 3, padding="same")]
         layers += [lip.GroupSort(2)]
@@ -101,7 +103,7 @@ def geometry_of(layer):
 def plain_sum(layer, cotangent, x):
     if isinstance(layer, lip.SpectralConv2d):
         weight = layer.weight.detach().double()
-        return torch.nn.grad.conv2d_weight(x, weight.shape, cotangent, *geometry_of(layer))
+        return conv2d_weight(x, weight.shape, cotangent, *geometry_of(layer))
     return cotangent.mT @ x
 
 

@@ -13,7 +13,7 @@ from clipless.kernels.exact import _weights
 from clipless.kernels.exact._products import Windows
 from tests.kernels.exact.rows import unusual_rows
 
-KINDS = ("float16", "int8")
+KINDS: tuple[_weights.IntegerSums, ...] = ("float16", "int8")
 LAYERS = {
     "a window of 3": ((5, 6, 5), (7, 6, 5), Windows((3, 3), padding=(1, 1)), 1),
     "strides, gaps, groups": (
