@@ -75,7 +75,7 @@ class KeptAnswers:
 
     def require_paid(self, ledger: Ledger) -> None:
         """Refuse to give answers again that the ledger does not count."""
-        told = [line.get("release") for line in self._lines]
+        told = [line.get("digest") for line in self._lines]
         unpaid = [name for name in told if name is not None and not ledger.has_line(name)]
         # Earlier versions kept no digests: there must at least be as many releases.
         if unpaid or len(told) > ledger.releases:
@@ -95,7 +95,7 @@ class KeptAnswers:
         """Write an answer down, before anybody uses it, with the ledger's line that pays for it."""
         line: dict[str, Any] = {"label": label, "answer": answer}
         if release is not None:
-            line["release"] = release
+            line["digest"] = release
         if isinstance(answer, Tensor):
             line |= {"answer": answer.flatten().tolist(), "shape": list(answer.shape)}
         with self._path.open("a") as file:
