@@ -130,6 +130,7 @@ def test_the_head_keeps_its_budget_and_learns(example, monkeypatch):
     assert row["accuracy"] > 0.9
 
 
+@pytest.mark.slow
 def test_the_command_keeps_its_backbone(example, monkeypatch, tmp_path):
     torch.manual_seed(6)
     labels = torch.randint(2, (600,))

@@ -103,6 +103,7 @@ def test_many_runs_expose_halved_noise():
     assert broken.runs == 300
 
 
+@pytest.mark.slow
 def test_many_runs_leave_a_correct_trainer_alone():
     correct = repeated(Trainer, 300, delta=0.02)
     assert not correct.exposed

@@ -168,6 +168,7 @@ def test_scores_of_tables(kind):
 # --- people with several rows --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_people_with_several_texts():
     from clipless.audit import with_empty_user
 
